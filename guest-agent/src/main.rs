@@ -1,0 +1,3 @@
+//! PID 1 of a guest under test.
+
+fn main() {}

@@ -1,0 +1,6 @@
+//! The host side of buddydiff: run guests, observe their page allocator, check it, report.
+
+pub mod check;
+pub mod observe;
+pub mod process;
+pub mod report;

@@ -1,0 +1,3 @@
+//! buddydiff's command line: one file a verb.
+
+fn main() {}
