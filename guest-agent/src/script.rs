@@ -1,1 +1,711 @@
-//! Allocation scripts.
+//! Allocation scripts: what a guest does to its allocator, and when it is looked at.
+//!
+//! A script is a TOML file. Each `[[step]]` is a table with one key, the step's kind:
+//!
+//! ```toml
+//! about = "touch and free 64 MiB"
+//! memory_mib = 512
+//!
+//! [[step]]
+//! anonymous = { name = "load", mib = 64 }
+//! [[step]]
+//! free = { name = "load" }
+//! [[step]]
+//! wait_quiet = {}
+//! [[step]]
+//! checkpoint = "after"
+//! ```
+//!
+//! What a step takes it takes under a name; `free` gives it back. Unknown fields and impossible values are errors
+//! that name file, line and what is allowed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::wire::ProcFile;
+
+/// A page of x86-64 in bytes.
+pub const PAGE_BYTES: u64 = 4096;
+/// A PMD-sized page of x86-64 in bytes.
+pub const PMD_BYTES: u64 = 2 << 20;
+/// A script file larger than this is refused unread.
+pub const SCRIPT_MAX_BYTES: usize = 1 << 20;
+/// Steps after unrolling every `repeat`.
+pub const STEPS_MAX: usize = 10_000;
+/// `repeat` may hold `repeat` this deep.
+const REPEAT_DEPTH_MAX: usize = 4;
+
+/// A script as written.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Script {
+    /// What the script is for, in a line or two.
+    pub about: String,
+    /// RAM of the guest in MiB, 64 to 65536, where the command line does not say otherwise.
+    #[serde(default = "Script::default_memory_mib")]
+    pub memory_mib: u32,
+    /// RAM below 4 GiB in MiB; the rest lies above, which gives a small guest a `ZONE_NORMAL`.
+    #[serde(default)]
+    pub low_memory_mib: Option<u32>,
+    /// Kernel parameters, for example `debug_pagealloc=on`.
+    #[serde(default)]
+    pub command_line: Vec<String>,
+    /// Files that each checkpoint captures; all where not said.
+    #[serde(default = "Script::default_capture")]
+    pub capture: Vec<ProcFile>,
+    /// Seconds of wall time that one step may take before the guest counts as hung.
+    #[serde(default = "Script::default_step_limit_s")]
+    pub step_limit_s: u32,
+    /// The steps in order.
+    #[serde(rename = "step")]
+    pub steps: Vec<Step>,
+}
+
+/// One step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Step {
+    /// Maps private anonymous memory and writes to each page of it.
+    Anonymous(Anonymous),
+    /// Makes the kernel allocate page tables: reads one byte in each 2 MiB of an untouched mapping. The zero page
+    /// is mapped, so each read costs exactly one unmovable order-0 page.
+    PageTables(PageTables),
+    /// Creates files on a tmpfs: inodes and dentries are reclaimable slab, their bytes movable pages.
+    Files(Files),
+    /// Reads an empty block device through the page cache; `drop_caches` lets go of it.
+    PageCache(PageCache),
+    /// Fills pipes: unmovable order-0 pages.
+    Pipes(Pipes),
+    /// Starts processes that touch memory, and end at once or stay.
+    Processes(Processes),
+    /// Sets the size of a hugetlb pool. Getting fewer pages is no error: that may be what the script measures.
+    Hugetlb(Hugetlb),
+    /// Gives back what an earlier step took.
+    Free(Free),
+    /// Writes to a file below `/proc/sys` or `/sys`.
+    Write(Write),
+    /// Compacts all zones (`vm.compact_memory`).
+    Compact(Empty),
+    /// Drops clean caches (`vm.drop_caches`).
+    DropCaches(Caches),
+    /// Waits until two readings of buddyinfo, some time apart, are equal.
+    WaitQuiet(WaitQuiet),
+    /// Captures the state of the allocator under this name.
+    Checkpoint(Name),
+    /// Runs steps several times; checkpoints inside get the round appended: `load-1`, `load-2`. A plan has none.
+    Repeat(Repeat),
+}
+
+/// See [`Step::Anonymous`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Anonymous {
+    /// Under which name it is held.
+    pub name: Name,
+    /// How much, in MiB.
+    pub mib: Mib,
+    /// Page size to ask for: 4KiB, an mTHP size (6.8 and later), or 2MiB.
+    #[serde(default)]
+    pub page: PageSize,
+    /// Whether to lock it (`mlock`).
+    #[serde(default)]
+    pub lock: bool,
+}
+
+/// See [`Step::PageTables`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PageTables {
+    /// Under which name they are held.
+    pub name: Name,
+    /// How many page-table pages of the lowest level.
+    pub count: Count,
+}
+
+/// See [`Step::Files`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Files {
+    /// Under which name they are held.
+    pub name: Name,
+    /// How many files.
+    pub count: Count,
+    /// Bytes written to each.
+    #[serde(default)]
+    pub bytes: u32,
+    /// Files in one directory.
+    #[serde(default = "Files::default_per_directory")]
+    pub per_directory: Count,
+}
+
+/// See [`Step::PageCache`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PageCache {
+    /// How much to read, in MiB.
+    pub mib: Mib,
+}
+
+/// See [`Step::Pipes`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pipes {
+    /// Under which name they are held.
+    pub name: Name,
+    /// How many pipes.
+    pub count: Count,
+    /// KiB that each holds, at most 1024.
+    pub kib: Kib,
+}
+
+/// See [`Step::Processes`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Processes {
+    /// Under which name those that stay are held.
+    pub name: Name,
+    /// How many; they run one after another, and then, if they stay, all together.
+    pub count: Count,
+    /// Anonymous memory that each touches in pages of 4 KiB, in MiB.
+    pub mib: Mib,
+    /// Whether they stay until freed.
+    #[serde(default)]
+    pub stay: bool,
+}
+
+/// See [`Step::Hugetlb`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hugetlb {
+    /// 2MiB or 1GiB.
+    pub page: PageSize,
+    /// Pages that the pool shall have.
+    pub pages: u32,
+}
+
+/// See [`Step::Free`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Free {
+    /// What to give back.
+    pub name: Name,
+    /// How much of it.
+    #[serde(default)]
+    pub part: Part,
+}
+
+/// How much of a holding `free` gives back. Only anonymous memory can be given back in part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Part {
+    /// Everything.
+    #[default]
+    All,
+    /// Every other page of 4 KiB: no free block grows beyond order 0.
+    OddPages,
+    /// The lower half of each 2 MiB: no pageblock becomes free.
+    LowerHalves,
+}
+
+/// See [`Step::Write`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Write {
+    /// An absolute path below `/proc/sys` or `/sys`.
+    pub path: ControlPath,
+    /// The text to write.
+    pub value: String,
+    /// Whether a kernel without this file is fine.
+    #[serde(default)]
+    pub optional: bool,
+}
+
+/// See [`Step::DropCaches`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Caches {
+    /// Clean page cache.
+    PageCache,
+    /// Reclaimable slab: dentries and inodes.
+    Slab,
+    /// Both.
+    All,
+}
+
+/// See [`Step::WaitQuiet`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WaitQuiet {
+    /// Milliseconds of guest time between two readings.
+    #[serde(default = "WaitQuiet::default_interval_ms")]
+    pub interval_ms: u32,
+    /// Seconds of guest time after which a guest that does not settle has no verdict.
+    #[serde(default = "WaitQuiet::default_limit_s")]
+    pub limit_s: u32,
+}
+
+/// See [`Step::Repeat`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Repeat {
+    /// How often.
+    pub times: Count,
+    /// What.
+    #[serde(rename = "step")]
+    pub steps: Vec<Step>,
+}
+
+/// A step without settings, written `{}`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Empty {}
+
+/// Declares a checked value: how TOML spells it, and the test it must pass.
+macro_rules! checked {
+    ($(#[$doc:meta])* $name:ident($inner:ident, $spelled:literal), $value:ident => $test:expr, $allowed:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = $spelled, into = $spelled)]
+        pub struct $name($inner);
+
+        impl TryFrom<$inner> for $name {
+            type Error = String;
+            fn try_from($value: $inner) -> Result<Self, String> {
+                if $test { Ok(Self($value)) } else { Err(format!("{:?}: allowed is {}", $value, $allowed)) }
+            }
+        }
+        impl From<$name> for $inner {
+            fn from(checked: $name) -> Self {
+                checked.0
+            }
+        }
+    };
+}
+
+checked!(
+    /// The name of a holding or of a checkpoint.
+    Name(String, "String"),
+    name => !name.is_empty() && name.len() <= 32 && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-')),
+    "1 to 32 of a-z, 0-9 and -"
+);
+checked!(
+    /// A size in MiB.
+    Mib(u32, "u32"), mib => (1..=1 << 20).contains(&mib), "1 to 1048576"
+);
+checked!(
+    /// A size in KiB that one pipe can hold.
+    Kib(u32, "u32"), kib => (4..=1024).contains(&kib) && kib.is_power_of_two(), "a power of two from 4 to 1024"
+);
+checked!(
+    /// A number of things to make.
+    Count(u32, "u32"), count => (1..=10_000_000).contains(&count), "1 to 10000000"
+);
+checked!(
+    /// A path that `write` may write to.
+    ControlPath(String, "String"),
+    path => (path.starts_with("/proc/sys/") || path.starts_with("/sys/")) && !path.split('/').any(|part| part == ".."),
+    "a path below /proc/sys/ or /sys/, without .."
+);
+
+impl fmt::Display for Name {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl Name {
+    /// The name itself.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Mib {
+    /// In bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.0) << 20
+    }
+}
+
+impl Kib {
+    /// In bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.0) << 10
+    }
+}
+
+impl Count {
+    /// The number.
+    #[must_use]
+    pub fn get(&self) -> u32 {
+        self.0
+    }
+}
+
+impl ControlPath {
+    /// The path itself.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A page size that x86-64 and the kernel know: 4KiB to 2MiB in powers of two (8KiB is no mTHP size), and 1GiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PageSize {
+    kib: u32,
+}
+
+impl PageSize {
+    /// In bytes.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        u64::from(self.kib) << 10
+    }
+
+    /// In KiB, as sysfs spells it.
+    #[must_use]
+    pub fn kib(self) -> u32 {
+        self.kib
+    }
+}
+
+impl Default for PageSize {
+    fn default() -> Self {
+        Self { kib: 4 }
+    }
+}
+
+impl TryFrom<String> for PageSize {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let kib = match text.as_str() {
+            "4KiB" => 4,
+            "16KiB" => 16,
+            "32KiB" => 32,
+            "64KiB" => 64,
+            "128KiB" => 128,
+            "256KiB" => 256,
+            "512KiB" => 512,
+            "1MiB" => 1024,
+            "2MiB" => 2048,
+            "1GiB" => 1 << 20,
+            _ => {
+                return Err(format!(
+                    "{text:?}: allowed is 4KiB, 16KiB, 32KiB, 64KiB, 128KiB, 256KiB, 512KiB, 1MiB, 2MiB, 1GiB"
+                ));
+            }
+        };
+        Ok(Self { kib })
+    }
+}
+
+impl From<PageSize> for String {
+    fn from(size: PageSize) -> Self {
+        match size.kib {
+            kib if kib >= 1 << 20 => format!("{}GiB", kib >> 20),
+            kib if kib >= 1024 => format!("{}MiB", kib >> 10),
+            kib => format!("{kib}KiB"),
+        }
+    }
+}
+
+impl Files {
+    fn default_per_directory() -> Count {
+        Count(1000)
+    }
+}
+
+impl WaitQuiet {
+    fn default_interval_ms() -> u32 {
+        200
+    }
+
+    fn default_limit_s() -> u32 {
+        30
+    }
+}
+
+/// What is wrong with a script.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ScriptError {
+    /// Not the TOML of a script: the message holds line, column and what is allowed.
+    #[error("{file}: {message}")]
+    Syntax {
+        /// The file's name.
+        file: String,
+        /// The parser's message.
+        message: String,
+    },
+    /// Each step is well formed, but not the script as a whole.
+    #[error("{file}: {message}")]
+    Meaning {
+        /// The file's name.
+        file: String,
+        /// What does not fit.
+        message: String,
+    },
+    /// The steps hold more at once than the guest has.
+    #[error(
+        "{file}: step {step} would hold {needed_mib} MiB at once; the guest has {memory_mib} MiB, of which \
+         {usable_mib} can be used (use --memory, or memory_mib in the script)"
+    )]
+    TooMuchMemory {
+        /// The file's name.
+        file: String,
+        /// Number of the step in the unrolled script, from 1.
+        step: usize,
+        /// What the steps hold then, in MiB.
+        needed_mib: u64,
+        /// RAM of the guest in MiB.
+        memory_mib: u32,
+        /// RAM less what kernel and agent need, in MiB.
+        usable_mib: u64,
+    },
+}
+
+impl Script {
+    fn default_memory_mib() -> u32 {
+        1024
+    }
+
+    fn default_capture() -> Vec<ProcFile> {
+        ProcFile::ALL.to_vec()
+    }
+
+    fn default_step_limit_s() -> u32 {
+        120
+    }
+
+    /// Reads a script. `file` is its name in messages.
+    ///
+    /// # Errors
+    /// See [`ScriptError`]. Memory is checked by [`Script::unroll`], which knows the guest's size.
+    pub fn parse(file: &str, text: &str) -> Result<Self, ScriptError> {
+        let meaning = |message: String| ScriptError::Meaning { file: file.into(), message };
+        if text.len() > SCRIPT_MAX_BYTES {
+            return Err(meaning(format!("{} bytes, at most {SCRIPT_MAX_BYTES} are allowed", text.len())));
+        }
+        let script: Self = toml::from_str(text)
+            .map_err(|error| ScriptError::Syntax { file: file.into(), message: error.to_string() })?;
+        if !(64..=65_536).contains(&script.memory_mib) {
+            return Err(meaning(format!("memory_mib = {}: allowed is 64 to 65536", script.memory_mib)));
+        }
+        if let Some(low) = script.low_memory_mib
+            && !(32..=3072).contains(&low)
+        {
+            return Err(meaning(format!("low_memory_mib = {low}: allowed is 32 to 3072")));
+        }
+        if let Some(bad) = script.command_line.iter().find(|word| !is_kernel_parameter(word)) {
+            return Err(meaning(format!("command_line: {bad:?}: allowed is printable ASCII without spaces")));
+        }
+        if !(1..=86_400).contains(&script.step_limit_s) {
+            return Err(meaning(format!("step_limit_s = {}: allowed is 1 to 86400", script.step_limit_s)));
+        }
+        Ok(script)
+    }
+
+    /// The steps with every `repeat` written out, checked to be possible in a guest of `memory_mib` MiB.
+    ///
+    /// # Errors
+    /// [`ScriptError::Meaning`] where names do not fit together or there are too many steps, and
+    /// [`ScriptError::TooMuchMemory`].
+    pub fn unroll(&self, file: &str, memory_mib: u32) -> Result<Vec<Step>, ScriptError> {
+        let meaning = |message: String| ScriptError::Meaning { file: file.into(), message };
+        let mut steps = Vec::new();
+        unroll_into(&self.steps, "", 0, &mut steps).map_err(meaning)?;
+        check_names(&steps).map_err(meaning)?;
+        check_sizes(&steps).map_err(meaning)?;
+        check_memory(file, &steps, memory_mib)?;
+        Ok(steps)
+    }
+}
+
+fn is_kernel_parameter(word: &str) -> bool {
+    !word.is_empty() && word.len() <= 256 && word.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+fn unroll_into(steps: &[Step], suffix: &str, depth: usize, into: &mut Vec<Step>) -> Result<(), String> {
+    if depth > REPEAT_DEPTH_MAX {
+        return Err(format!("repeat inside repeat, at most {REPEAT_DEPTH_MAX} deep is allowed"));
+    }
+    for step in steps {
+        match step {
+            Step::Repeat(repeat) => {
+                for round in 1..=repeat.times.get() {
+                    unroll_into(&repeat.steps, &format!("{suffix}-{round}"), depth + 1, into)?;
+                    if repeat.steps.is_empty() {
+                        break;
+                    }
+                }
+            }
+            Step::Checkpoint(name) => {
+                into.push(Step::Checkpoint(Name::try_from(format!("{name}{suffix}"))?));
+            }
+            step => into.push(step.clone()),
+        }
+        if into.len() > STEPS_MAX {
+            return Err(format!("more than {STEPS_MAX} steps"));
+        }
+    }
+    Ok(())
+}
+
+/// The name under which a step takes something that `free` gives back.
+fn takes(step: &Step) -> Option<&Name> {
+    match step {
+        Step::Anonymous(step) => Some(&step.name),
+        Step::PageTables(step) => Some(&step.name),
+        Step::Files(step) => Some(&step.name),
+        Step::Pipes(step) => Some(&step.name),
+        Step::Processes(step) if step.stay => Some(&step.name),
+        _ => None,
+    }
+}
+
+fn check_names(steps: &[Step]) -> Result<(), String> {
+    let mut held: BTreeMap<&Name, &Step> = BTreeMap::new();
+    let mut checkpoints = BTreeSet::new();
+    for step in steps {
+        if let Some(name) = takes(step)
+            && held.insert(name, step).is_some()
+        {
+            return Err(format!(
+                "{name:?} is taken while it is still held: free it first",
+                name = name.as_str()
+            ));
+        }
+        match step {
+            Step::Checkpoint(name) if !checkpoints.insert(name) => {
+                return Err(format!("two checkpoints are named {:?}", name.as_str()));
+            }
+            Step::Free(free) => {
+                let name = free.name.as_str();
+                let what = held.get(&free.name).ok_or_else(|| {
+                    let all: Vec<&str> = held.keys().map(|name| name.as_str()).collect();
+                    format!("free: nothing is held as {name:?}; held is {all:?}")
+                })?;
+                match free.part {
+                    Part::All => {
+                        held.remove(&free.name);
+                    }
+                    _ if matches!(what, Step::Anonymous(_)) => {}
+                    _ => {
+                        return Err(format!(
+                            "free: {name:?} is no anonymous memory: only part = \"all\" fits"
+                        ));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    if checkpoints.is_empty() {
+        return Err("no checkpoint: such a script could find nothing".into());
+    }
+    Ok(())
+}
+
+fn check_sizes(steps: &[Step]) -> Result<(), String> {
+    for step in steps {
+        match step {
+            Step::Anonymous(step) if step.page.bytes() > PMD_BYTES => {
+                return Err("anonymous: a page of 1GiB can only come from the hugetlb pool".into());
+            }
+            Step::Hugetlb(step) if ![PMD_BYTES, 1 << 30].contains(&step.page.bytes()) => {
+                return Err("hugetlb: allowed is page = \"2MiB\" or \"1GiB\"".into());
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Bytes that a step holds while its name is held. Slab costs are left out: they are the kernel's affair.
+fn held_bytes(step: &Step) -> u64 {
+    match step {
+        Step::Anonymous(step) => step.mib.bytes(),
+        Step::PageTables(step) => u64::from(step.count.get()) * PAGE_BYTES,
+        Step::Files(step) => u64::from(step.count.get()) * u64::from(step.bytes).next_multiple_of(PAGE_BYTES),
+        Step::Pipes(step) => u64::from(step.count.get()) * step.kib.bytes(),
+        Step::Processes(step) if step.stay => u64::from(step.count.get()) * step.mib.bytes(),
+        Step::Processes(step) => step.mib.bytes(),
+        _ => 0,
+    }
+}
+
+fn check_memory(file: &str, steps: &[Step], memory_mib: u32) -> Result<(), ScriptError> {
+    // The kernel's own share grows with RAM: struct pages are 64 bytes a page, a 64th; twice that, and room for image
+    // and agent.
+    let usable_mib = u64::from(memory_mib - memory_mib / 32).saturating_sub(40);
+    let mut held: BTreeMap<&Name, u64> = BTreeMap::new();
+    for (index, step) in steps.iter().enumerate() {
+        let bytes = held_bytes(step);
+        let needed = held.values().sum::<u64>() + bytes;
+        if needed > usable_mib << 20 {
+            return Err(ScriptError::TooMuchMemory {
+                file: file.into(),
+                step: index + 1,
+                needed_mib: needed >> 20,
+                memory_mib,
+                usable_mib,
+            });
+        }
+        if let Some(name) = takes(step) {
+            held.insert(name, bytes);
+        }
+        match step {
+            Step::Free(Free { name, part: Part::All }) => {
+                held.remove(name);
+            }
+            Step::Free(free) => {
+                if let Some(bytes) = held.get_mut(&free.name) {
+                    *bytes /= 2;
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Anonymous(step) => write!(
+                formatter,
+                "touch {} MiB of anonymous memory ({}) as {}",
+                step.mib.0,
+                String::from(step.page),
+                step.name
+            ),
+            Self::PageTables(step) => write!(formatter, "take {} page tables as {}", step.count.0, step.name),
+            Self::Files(step) => write!(formatter, "create {} files as {}", step.count.0, step.name),
+            Self::PageCache(step) => write!(formatter, "read {} MiB into the page cache", step.mib.0),
+            Self::Pipes(step) => write!(formatter, "fill {} pipes as {}", step.count.0, step.name),
+            Self::Processes(step) => {
+                write!(formatter, "run {} processes of {} MiB as {}", step.count.0, step.mib.0, step.name)
+            }
+            Self::Hugetlb(step) => {
+                write!(formatter, "set the pool of {} pages to {}", String::from(step.page), step.pages)
+            }
+            Self::Free(step) => write!(formatter, "free {} ({:?})", step.name, step.part),
+            Self::Write(step) => write!(formatter, "write {:?} to {}", step.value, step.path.0),
+            Self::Compact(Empty {}) => formatter.write_str("compact all zones"),
+            Self::DropCaches(caches) => write!(formatter, "drop caches ({caches:?})"),
+            Self::WaitQuiet(_) => formatter.write_str("wait until quiet"),
+            Self::Checkpoint(name) => write!(formatter, "checkpoint {name}"),
+            Self::Repeat(repeat) => write!(formatter, "repeat {} times", repeat.times.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,3 +1,0 @@
-//! PID 1 of a guest under test.
-
-fn main() {}
