@@ -1,6 +1,9 @@
 //! The host side of buddydiff: run guests, observe their page allocator, check it, report.
 
 pub mod check;
+pub mod initramfs;
 pub mod observe;
 pub mod process;
 pub mod report;
+pub mod run;
+pub mod vm;

@@ -63,7 +63,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// Starts `command` as the leader of a new process group. Should we be killed outright, the kernel kills it too.
+    /// Starts `command` as the leader of a new process group. Should we be killed outright, the kernel kills it too:
+    /// when the *thread* that called this ends, so call it on one that waits for the child.
     ///
     /// # Errors
     /// As [`Command::spawn`], and where the system has no pidfds (before Linux 5.3).
@@ -84,6 +85,12 @@ impl Group {
     /// The child itself, for its pipes.
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
+    }
+
+    /// The child's process id, which is also the group's.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// The exit status if the child has ended.

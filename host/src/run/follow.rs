@@ -1,0 +1,243 @@
+//! The agent's messages, held to the plan: whatever is out of place means that the channel cannot be trusted.
+
+use guest_agent::script::Step;
+use guest_agent::wire::{Decoder, Message, PROTOCOL, ProcFile};
+
+use crate::observe::RawCheckpoint;
+
+/// How far a guest has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// The agent is not ready.
+    Booting,
+    /// The agent is ready, the first step follows at once.
+    Ready,
+    /// In this step of the plan, from 0.
+    Running(usize),
+    /// The agent has said its last word.
+    Ended,
+}
+
+/// Follows one guest's messages.
+#[derive(Debug)]
+pub(super) struct Follower {
+    decoder: Decoder,
+    taken: u64,
+    /// The checkpoint's name for each step that is one.
+    plan: Vec<Option<String>>,
+    greeted: bool,
+    progress: Progress,
+    open: Option<RawCheckpoint>,
+    /// The file whose last part is still to come.
+    partial: Option<ProcFile>,
+    /// `uname -r`.
+    pub(super) release: Option<String>,
+    /// Checkpoints that are whole.
+    pub(super) checkpoints: Vec<RawCheckpoint>,
+    /// Why the agent gave up.
+    pub(super) failed: Option<String>,
+    /// The kernel's taint at the end.
+    pub(super) tainted: Option<u64>,
+    /// The guest's clock at its last word, in nanoseconds.
+    pub(super) uptime_ns: u64,
+}
+
+impl Follower {
+    pub(super) fn new(steps: &[Step]) -> Self {
+        let plan = steps
+            .iter()
+            .map(|step| match step {
+                Step::Checkpoint(name) => Some(name.to_string()),
+                _ => None,
+            })
+            .collect();
+        Self {
+            decoder: Decoder::default(),
+            taken: 0,
+            plan,
+            greeted: false,
+            progress: Progress::Booting,
+            open: None,
+            partial: None,
+            release: None,
+            checkpoints: Vec::new(),
+            failed: None,
+            tainted: None,
+            uptime_ns: 0,
+        }
+    }
+
+    pub(super) fn progress(&self) -> Progress {
+        self.progress
+    }
+
+    /// Bytes taken so far.
+    pub(super) fn taken(&self) -> u64 {
+        self.taken
+    }
+
+    /// Bytes that are no whole frame yet.
+    pub(super) fn pending(&self) -> usize {
+        self.decoder.pending()
+    }
+
+    /// Takes the next bytes of the stream.
+    pub(super) fn take(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.taken += bytes.len() as u64;
+        self.decoder.push(bytes);
+        while let Some(message) = self.decoder.next_message().map_err(|error| error.to_string())? {
+            self.message(message)?;
+        }
+        Ok(())
+    }
+
+    fn message(&mut self, message: Message) -> Result<(), String> {
+        let next = match self.progress {
+            Progress::Ready => Some(0),
+            Progress::Running(step) if self.open.is_none() => Some(step + 1),
+            _ => None,
+        };
+        match message {
+            Message::Hello { protocol: PROTOCOL, release } if !self.greeted => {
+                self.greeted = true;
+                self.release = Some(release);
+            }
+            Message::Hello { protocol, .. } if protocol != PROTOCOL => {
+                return Err(format!("the agent speaks protocol {protocol}, the host {PROTOCOL}"));
+            }
+            Message::Ready { uptime_ns } if self.greeted && self.progress == Progress::Booting => {
+                self.uptime_ns = uptime_ns;
+                self.progress = Progress::Ready;
+            }
+            Message::Step { index, uptime_ns } if next == Some(index as usize) => {
+                self.begin(index as usize, uptime_ns)?;
+            }
+            Message::Proc { index, file, last, bytes } if self.running(index) => {
+                self.part(file, last, &bytes)?
+            }
+            Message::Checkpoint { index, missing: _ } if self.running(index) => {
+                if let Some(file) = self.partial {
+                    return Err(format!("{} is not whole", file.path()));
+                }
+                let whole = self.open.take().ok_or("a checkpoint ends that never began")?;
+                self.checkpoints.push(whole);
+            }
+            Message::Failed { text, .. } if self.failed.is_none() => {
+                self.failed = Some(text);
+                self.progress = Progress::Ended;
+            }
+            Message::End { steps, tainted, uptime_ns }
+                if next == Some(self.plan.len()) && steps as usize == self.plan.len() =>
+            {
+                self.tainted = Some(tainted);
+                self.uptime_ns = uptime_ns;
+                self.progress = Progress::Ended;
+            }
+            other => return Err(format!("{} is out of place in {:?}", kind(&other), self.progress)),
+        }
+        Ok(())
+    }
+
+    fn running(&self, index: u32) -> bool {
+        self.open.is_some() && self.progress == Progress::Running(index as usize)
+    }
+
+    fn begin(&mut self, step: usize, uptime_ns: u64) -> Result<(), String> {
+        let checkpoint = self.plan.get(step).ok_or("more steps than the plan has")?;
+        self.open = checkpoint.clone().map(|name| RawCheckpoint { name, files: Default::default() });
+        self.uptime_ns = uptime_ns;
+        self.progress = Progress::Running(step);
+        Ok(())
+    }
+
+    fn part(&mut self, file: ProcFile, last: bool, bytes: &[u8]) -> Result<(), String> {
+        let open = self.open.as_mut().ok_or("a file outside any checkpoint")?;
+        let goes_on = self.partial == Some(file);
+        if !goes_on && (self.partial.is_some() || open.files.contains_key(&file)) {
+            return Err(format!("a part of {} is out of place", file.path()));
+        }
+        // Bounded by the channel's length: the channel is never emptied.
+        open.files.entry(file).or_default().extend_from_slice(bytes);
+        self.partial = (!last).then_some(file);
+        Ok(())
+    }
+}
+
+fn kind(message: &Message) -> &'static str {
+    match message {
+        Message::Hello { .. } => "Hello",
+        Message::Ready { .. } => "Ready",
+        Message::Step { .. } => "Step",
+        Message::Proc { .. } => "Proc",
+        Message::Checkpoint { .. } => "Checkpoint",
+        Message::Failed { .. } => "Failed",
+        Message::End { .. } => "End",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use guest_agent::script::Script;
+    use guest_agent::wire::{HEADER_LEN, PAYLOAD_MAX, encode};
+
+    fn follower() -> Follower {
+        let text = "about = 'a'\n[[step]]\ncompact = {}\n[[step]]\ncheckpoint = 'c'\n";
+        Follower::new(&Script::parse("t", text).unwrap().unroll("t", 512).unwrap())
+    }
+
+    fn good() -> Vec<Message> {
+        vec![
+            Message::Hello { protocol: PROTOCOL, release: "7.2.13".into() },
+            Message::Ready { uptime_ns: 1 },
+            Message::Step { index: 0, uptime_ns: 2 },
+            Message::Step { index: 1, uptime_ns: 3 },
+            Message::Proc { index: 1, file: ProcFile::Buddyinfo, last: false, bytes: b"Node ".to_vec() },
+            Message::Proc { index: 1, file: ProcFile::Buddyinfo, last: true, bytes: b"0".to_vec() },
+            Message::Checkpoint { index: 1, missing: vec![] },
+            Message::End { steps: 2, tainted: 0, uptime_ns: 9 },
+        ]
+    }
+
+    fn follow(messages: &[Message]) -> Result<Follower, String> {
+        let mut follower = follower();
+        let mut frame = vec![0; HEADER_LEN + PAYLOAD_MAX];
+        for (seq, message) in (0..).zip(messages) {
+            let len = encode(seq, message, &mut frame).unwrap();
+            follower.take(&frame[..len])?;
+        }
+        Ok(follower)
+    }
+
+    #[test]
+    fn a_good_run_gives_its_checkpoints() {
+        let follower = follow(&good()).unwrap();
+        assert_eq!(follower.progress(), Progress::Ended);
+        assert_eq!(follower.tainted, Some(0));
+        assert_eq!(follower.checkpoints.len(), 1);
+        assert_eq!(follower.checkpoints[0].name, "c");
+        assert_eq!(follower.checkpoints[0].files[&ProcFile::Buddyinfo], b"Node 0");
+    }
+
+    /// Frames are numbered by the sender, so a message that the agent never sent would not show in the numbers.
+    #[test]
+    fn no_message_can_be_left_out_or_come_twice() {
+        for index in 0..good().len() - 1 {
+            let mut messages = good();
+            let message = messages.remove(index);
+            // Of a file's parts only the last can be missed here; any other one leaves a gap in the frames' numbers.
+            let is_part = matches!(message, Message::Proc { last: false, .. });
+            if !is_part {
+                assert!(follow(&messages).is_err(), "left out: {message:?}");
+                messages.insert(index, message.clone());
+                messages.insert(index, message.clone());
+                assert!(follow(&messages).is_err(), "twice: {message:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_that_is_not_whole_does_not_count() {
+        assert!(follow(&good()[..6]).unwrap().checkpoints.is_empty());
+    }
+}
