@@ -1,0 +1,1 @@
+//! Tests on a fake kernel tree.
