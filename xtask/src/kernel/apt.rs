@@ -3,6 +3,7 @@
 //! The system is never changed. Where a package is in a suite that the system does not list, the suite is looked up in
 //! the Debian archive that the system does list: no mirror is named here.
 
+use std::cell::RefCell;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,6 +26,8 @@ struct Area<'a> {
     logs: PathBuf,
     /// What was asked for, for messages.
     wanted: String,
+    /// Why the lists may not be whole. Of no interest if they hold what is wanted: some other archive is down then.
+    trouble: RefCell<Option<KernelError>>,
 }
 
 /// Finds the version to take: the one named, or the newest there is. Gives a deb with its version.
@@ -47,6 +50,9 @@ pub(crate) fn resolve(
         versions = area.versions(&deb.package)?;
     }
     if lacking(&versions) {
+        if let Some(trouble) = area.trouble.take() {
+            return Err(trouble);
+        }
         return Err(KernelError::NoSuchVersion {
             wanted: deb.to_string(),
             known: area.known(&deb.package, &versions)?,
@@ -101,6 +107,7 @@ fn area<'a>(
         folder: cache.path("apt", name),
         logs: cache.root().join("logs"),
         wanted: deb.to_string(),
+        trouble: RefCell::new(None),
     };
     let system = make("system");
     system.prepare()?;
@@ -120,12 +127,13 @@ fn area<'a>(
             Some(base) => base,
             None => {
                 system.update(task)?;
-                system.debian_archive()?.ok_or_else(|| KernelError::Apt {
+                let archive = system.debian_archive()?;
+                archive.ok_or_else(|| system.trouble.take().unwrap_or_else(|| KernelError::Apt {
                     what: deb.to_string(),
                     why: "apt's sources name no Debian archive to look for the suite in; unpack the source yourself \
                           and use tar: or dir:"
                         .to_owned(),
-                })?
+                }))?
             }
         };
         let file = area.folder.join("sources.d/suite.list");
@@ -223,7 +231,13 @@ impl Area<'_> {
         task.say("reading apt's package lists");
         let mut command = self.apt("apt-get");
         command.arg("update");
-        self.run(command, |_| {})?;
+        match self.run(command, |_| {}) {
+            Err(error @ KernelError::Apt { .. }) => {
+                self.trouble.replace(Some(error));
+                return Ok(());
+            }
+            other => other?,
+        }
         let stamp = self.stamp();
         fs::write(&stamp, "").map_err(io_error("write", &stamp))
     }

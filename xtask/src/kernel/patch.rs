@@ -188,7 +188,7 @@ impl Applier<'_> {
         for (path, hunk) in hunks(patch) {
             let Some(meant) = function_of(&hunk.heading) else { continue };
             // Where the context itself holds the start of a function, the place is certain.
-            if leading_context(hunk).any(|line| starts_definition(line)) {
+            if leading_context(hunk).any(starts_definition) {
                 continue;
             }
             let found = landed.iter().find(|(there, other)| *there == path && same_change(hunk, other));

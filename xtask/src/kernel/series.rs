@@ -269,11 +269,11 @@ impl Mail {
         let mut rest = self.subject.trim();
         while let Some((inside, after)) = rest.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
             let words = inside.split([' ', ',']);
-            let number = words.filter_map(|word| {
+            let mut number = words.filter_map(|word| {
                 let (number, total) = word.split_once('/')?;
                 Some((number.parse().ok()?, total.parse().ok()?))
             });
-            if let Some(number) = number.last() {
+            if let Some(number) = number.next_back() {
                 return Some(number);
             }
             rest = after.trim_start();
