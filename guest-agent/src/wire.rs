@@ -121,6 +121,10 @@ pub enum Message {
     Checkpoint {
         /// Index in [`Plan::steps`].
         index: u32,
+        /// Whether buddyinfo was the same before and after the other texts were read.
+        still: bool,
+        /// Whether it was the same again after kpageflags was read.
+        still_after_flags: bool,
         /// Files that this kernel does not have.
         missing: Vec<ProcFile>,
     },
@@ -328,7 +332,12 @@ mod tests {
             Message::Hello { protocol: PROTOCOL, release: "7.2.13".into() },
             Message::Ready { uptime_ns: 7 },
             Message::Proc { index: 0, file: ProcFile::Buddyinfo, last: true, bytes: b"Node 0".to_vec() },
-            Message::Checkpoint { index: 0, missing: vec![ProcFile::Kpageflags] },
+            Message::Checkpoint {
+                index: 0,
+                still: true,
+                still_after_flags: true,
+                missing: vec![ProcFile::Kpageflags],
+            },
             Message::End { steps: 1, tainted: 0, uptime_ns: 9 },
         ]
     }

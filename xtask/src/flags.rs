@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::verbs::kernel::KernelVerb;
+use crate::verbs::test_kernel::TestKernel;
 
 /// Differential testing of the Linux page allocator against real kernels.
 #[derive(Clone, Debug, Parser)]
@@ -19,7 +20,14 @@ pub(crate) struct Flags {
 /// The verbs.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Verb {
+    /// Build a base and a patched kernel, run scripts in both, and say what is wrong with the patched one.
+    ///
+    /// Exit codes: 0 the patched kernel is consistent, 1 it is not, 2 usage, 125 no verdict, 130 interrupted.
+    TestKernel(Box<TestKernel>),
     /// Fetch, build, list and prune kernels.
     #[command(subcommand)]
     Kernel(KernelVerb),
+    /// Measure how fast KVM runs guest kernel code here.
+    #[command(hide = true, name = crate::backend::PROBE_VERB)]
+    ProbeKvm,
 }

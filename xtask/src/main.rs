@@ -1,8 +1,11 @@
 //! buddydiff's command line: parse the flags, match on the verb. One file a verb, in `verbs/`.
 
+mod agent;
+mod backend;
 mod flags;
 mod kernel;
 mod progress;
+mod scripts;
 mod tools;
 mod verbs;
 
@@ -21,18 +24,28 @@ fn main() -> ExitCode {
         progress.line(&format!("failed to catch interrupts: {error}"));
         return ExitCode::from(125);
     }
-    let outcome = match &flags.verb {
-        Verb::Kernel(verb) => verbs::kernel::run(&progress, verb),
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            progress.line(&error.to_string());
-            ExitCode::from(match error.kind() {
-                Kind::Usage => 2,
-                Kind::NoVerdict => 125,
-                Kind::Interrupted => 130,
-            })
+    let failed = |text: String, kind: Kind| {
+        progress.line(&text);
+        match kind {
+            Kind::Usage => 2,
+            Kind::NoVerdict => 125,
+            Kind::Interrupted => 130,
         }
-    }
+    };
+    let code = match &flags.verb {
+        Verb::TestKernel(flags) => verbs::test_kernel::run(&progress, flags)
+            .unwrap_or_else(|error| failed(error.to_string(), error.kind())),
+        Verb::Kernel(verb) => match verbs::kernel::run(&progress, verb) {
+            Ok(()) => 0,
+            Err(error) => failed(error.to_string(), error.kind()),
+        },
+        Verb::ProbeKvm => match host::vm::probe::instructions_per_s() {
+            Ok(per_s) => {
+                println!("{per_s}");
+                0
+            }
+            Err(why) => failed(why, Kind::NoVerdict),
+        },
+    };
+    ExitCode::from(code)
 }

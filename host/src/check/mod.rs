@@ -1,1 +1,56 @@
-//! Checks on what was observed.
+//! Checks on what was observed. Each is a function of its own that states what must hold, where, and by which source.
+//!
+//! What a check cannot decide it leaves alone: a violation is always the kernel's.
+
+pub mod console;
+mod procfs;
+
+use serde::Serialize;
+
+use crate::observe::Checkpoint;
+
+/// A broken invariant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Violation {
+    /// The checkpoint at which it showed.
+    pub checkpoint: String,
+    /// The zone, or empty for the whole machine.
+    pub zone: String,
+    /// The invariant's name: see [`INVARIANTS`].
+    pub invariant: &'static str,
+    /// What should be, in the invariant's unit.
+    pub expected: i64,
+    /// What is.
+    pub found: i64,
+    /// In words.
+    pub text: String,
+}
+
+/// A check that needs nothing but one checkpoint.
+type Check = fn(&Checkpoint) -> Vec<Violation>;
+
+/// Every invariant that `/proc` alone can show, by the name it has in reports.
+pub const INVARIANTS: [(&str, Check); 5] = [
+    ("I1", procfs::list_lengths),
+    ("I2", procfs::free_pages),
+    ("pageblocks", procfs::pageblocks),
+    ("vmstat-sum", procfs::vmstat_sum),
+    ("kpageflags-buddy", procfs::kpageflags_buddy),
+];
+
+/// Runs every check on a checkpoint.
+#[must_use]
+pub fn check(checkpoint: &Checkpoint) -> Vec<Violation> {
+    INVARIANTS.iter().flat_map(|(_, check)| check(checkpoint)).collect()
+}
+
+/// How many pages `nr_free_pages` of a zone may differ from the free lists without any fault: see
+/// [`procfs::allowance`].
+#[must_use]
+pub fn free_pages_allowance(checkpoint: &Checkpoint, zone: &crate::observe::procfs::ZoneId) -> i64 {
+    checkpoint
+        .zoneinfo
+        .iter()
+        .find(|candidate| candidate.id == *zone)
+        .map_or(0, |zone| procfs::allowance(checkpoint, zone))
+}

@@ -1,1 +1,277 @@
-//! Reports.
+//! What came of a test: schema 1 of the JSON report, the verdict, and the table for people.
+
+mod table;
+mod verdict;
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::check::console::{self, ConsoleReport};
+use crate::check::{self, Violation};
+use crate::observe::Checkpoint;
+use crate::run::{Outcome, Run};
+
+pub use table::table;
+pub use verdict::Verdict;
+
+/// Version of the JSON. Fields may be added, not changed.
+const SCHEMA: u32 = 1;
+
+/// A whole test.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    schema: u32,
+    /// What the test says of the patched kernel.
+    pub verdict: Verdict,
+    /// Why, where there is no verdict.
+    pub reason: Option<String>,
+    /// Whether base and patched are the same image.
+    pub no_change: bool,
+    /// The kernels: base, then patched.
+    pub kernels: Vec<Kernel>,
+    /// The runs.
+    pub runs: Vec<RunReport>,
+}
+
+/// A kernel's part in a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Without what is tested.
+    Base,
+    /// With it.
+    Patched,
+}
+
+impl Role {
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Base => "base",
+            Self::Patched => "patched",
+        }
+    }
+}
+
+/// A kernel under test.
+#[derive(Clone, Debug, Serialize)]
+pub struct Kernel {
+    /// Its part.
+    pub role: Role,
+    /// Resolved, so that it gives the same kernel again.
+    pub spec: String,
+    /// `uname -r`.
+    pub release: String,
+    /// `smp` or `up`.
+    pub flavour: String,
+    /// Names the build.
+    pub build_id: String,
+    /// Titles of the patches of the series that it holds.
+    pub series: Vec<String>,
+}
+
+/// One guest's run.
+#[derive(Clone, Debug, Serialize)]
+pub struct RunReport {
+    /// Which kernel.
+    pub role: Role,
+    /// Which script.
+    pub script: String,
+    /// Which repetition, from 1.
+    pub round: u32,
+    /// `qemu-tcg`, `qemu-kvm`.
+    pub backend: String,
+    /// Whether it repeats to the byte.
+    pub deterministic: bool,
+    /// Why the run has no verdict.
+    pub no_verdict: Option<String>,
+    /// How the guest failed.
+    pub guest_failure: Option<String>,
+    /// Wall time in which the machine existed, in seconds.
+    pub wall_s: f64,
+    /// Wall time from start to agent ready, in seconds.
+    pub boot_s: Option<f64>,
+    /// The guest's own clock at its last word, in seconds since its boot.
+    pub guest_s: f64,
+    /// What was observed.
+    pub checkpoints: Vec<CheckpointReport>,
+    /// Broken invariants.
+    pub violations: Vec<Violation>,
+    /// Where the kernel and the model disagree.
+    pub divergences: Vec<Violation>,
+    /// What the kernel reported on its console.
+    pub console: Vec<ConsoleReport>,
+    /// What the kernel's taint says went wrong.
+    pub taint: Vec<&'static str>,
+    /// The console's last lines, where the run did not end well.
+    pub console_tail: Option<String>,
+    /// The line that starts the machine by hand.
+    pub command: String,
+}
+
+/// One checkpoint.
+#[derive(Clone, Debug, Serialize)]
+pub struct CheckpointReport {
+    /// Its name.
+    pub name: String,
+    /// Whether nothing moved while it was read.
+    pub still: bool,
+    /// Populated zones.
+    pub zones: Vec<ZoneReport>,
+}
+
+/// One zone at a checkpoint; figures in pages.
+#[derive(Clone, Debug, Serialize)]
+pub struct ZoneReport {
+    /// Its name, with its node where that is not 0.
+    pub zone: String,
+    /// `nr_free_pages`.
+    pub free_pages: i64,
+    /// Pages on the free lists, by buddyinfo.
+    pub buddy_pages: u64,
+    /// `buddy_pages` less `free_pages`.
+    pub delta: i64,
+    /// The size of a difference that has an innocent reason.
+    pub allowance: i64,
+    /// Guard pages: only a look into frozen memory can tell.
+    pub guard_pages: Option<u64>,
+}
+
+impl Report {
+    /// Puts together what came of a test, and judges it.
+    #[must_use]
+    pub fn new(kernels: Vec<Kernel>, runs: Vec<RunReport>, no_change: bool) -> Self {
+        let (verdict, reason) = verdict::judge(&runs);
+        Self { schema: SCHEMA, verdict, reason, no_change, kernels, runs }
+    }
+
+    /// A test that never came to a run.
+    #[must_use]
+    pub fn no_verdict(reason: String) -> Self {
+        Self {
+            schema: SCHEMA,
+            verdict: Verdict::NoVerdict,
+            reason: Some(reason),
+            no_change: false,
+            kernels: Vec::new(),
+            runs: Vec::new(),
+        }
+    }
+
+    /// Writes the JSON, ended by a newline.
+    ///
+    /// # Errors
+    /// Where `output` cannot be written.
+    pub fn write(&self, mut output: impl Write) -> io::Result<()> {
+        serde_json::to_writer_pretty(&mut output, self)?;
+        output.write_all(b"\n")?;
+        output.flush()
+    }
+
+    /// Writes the JSON to a file, whole or not at all.
+    ///
+    /// # Errors
+    /// Where it cannot be written.
+    pub fn write_to(&self, path: &Path) -> io::Result<()> {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        self.write(io::BufWriter::new(&mut file))?;
+        file.persist(path).map(drop).map_err(|error| error.error)
+    }
+
+    /// The same without what differs between two equal runs: wall times, and paths in commands.
+    #[must_use]
+    pub fn redacted(&self) -> Self {
+        let mut report = self.clone();
+        for run in &mut report.runs {
+            run.wall_s = 0.0;
+            run.boot_s = None;
+            run.command.clear();
+        }
+        report
+    }
+
+    fn kernel(&self, role: Role) -> Option<&Kernel> {
+        self.kernels.iter().find(|kernel| kernel.role == role)
+    }
+}
+
+/// What a run is called in a report.
+#[derive(Clone, Copy, Debug)]
+pub struct RunName<'a> {
+    /// Which kernel.
+    pub role: Role,
+    /// Which script.
+    pub script: &'a str,
+    /// Which repetition, from 1.
+    pub round: u32,
+    /// Which backend.
+    pub backend: &'a str,
+    /// Whether it repeats to the byte.
+    pub deterministic: bool,
+}
+
+impl RunReport {
+    /// Checks all that a run gave.
+    #[must_use]
+    pub fn new(name: RunName<'_>, run: Run) -> Self {
+        let mut report = Self {
+            role: name.role,
+            script: name.script.to_owned(),
+            round: name.round,
+            backend: name.backend.to_owned(),
+            deterministic: name.deterministic,
+            no_verdict: None,
+            guest_failure: None,
+            wall_s: run.wall_s,
+            boot_s: run.boot_s,
+            guest_s: run.guest_s,
+            checkpoints: Vec::new(),
+            violations: Vec::new(),
+            divergences: Vec::new(),
+            console: console::scan(&run.console),
+            taint: Vec::new(),
+            console_tail: run.console_tail,
+            command: run.command,
+        };
+        match run.outcome {
+            Outcome::Complete { tainted } => report.taint = console::taint_findings(tainted),
+            Outcome::GuestFailure(failure) => report.guest_failure = Some(failure.to_string()),
+            Outcome::NoVerdict(reason) => report.no_verdict = Some(reason.to_string()),
+        }
+        for raw in &run.checkpoints {
+            match Checkpoint::parse(raw) {
+                Ok(checkpoint) => {
+                    report.violations.extend(check::check(&checkpoint));
+                    report.checkpoints.push(CheckpointReport::new(&checkpoint));
+                }
+                Err(error) => report.no_verdict = Some(error.to_string()),
+            }
+        }
+        report
+    }
+}
+
+impl CheckpointReport {
+    fn new(checkpoint: &Checkpoint) -> Self {
+        let zones = checkpoint.buddyinfo.iter().filter_map(|lists| {
+            let zone = checkpoint.zoneinfo.iter().find(|zone| zone.id == lists.id)?;
+            let free_pages = zone.get("free")?;
+            Some(ZoneReport {
+                zone: lists.id.to_string(),
+                free_pages,
+                buddy_pages: lists.pages,
+                delta: 0_i64.saturating_add_unsigned(lists.pages).saturating_sub(free_pages),
+                allowance: check::free_pages_allowance(checkpoint, &lists.id),
+                guard_pages: None,
+            })
+        });
+        Self { name: checkpoint.name.clone(), still: checkpoint.still, zones: zones.collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests;

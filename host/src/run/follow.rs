@@ -115,12 +115,12 @@ impl Follower {
             Message::Proc { index, file, last, bytes } if self.running(index) => {
                 self.part(file, last, &bytes)?
             }
-            Message::Checkpoint { index, missing: _ } if self.running(index) => {
+            Message::Checkpoint { index, still, still_after_flags, missing: _ } if self.running(index) => {
                 if let Some(file) = self.partial {
                     return Err(format!("{} is not whole", file.path()));
                 }
                 let whole = self.open.take().ok_or("a checkpoint ends that never began")?;
-                self.checkpoints.push(whole);
+                self.checkpoints.push(RawCheckpoint { still, still_after_flags, ..whole });
             }
             Message::Failed { text, .. } if self.failed.is_none() => {
                 self.failed = Some(text);
@@ -144,7 +144,7 @@ impl Follower {
 
     fn begin(&mut self, step: usize, uptime_ns: u64) -> Result<(), String> {
         let checkpoint = self.plan.get(step).ok_or("more steps than the plan has")?;
-        self.open = checkpoint.clone().map(|name| RawCheckpoint { name, files: Default::default() });
+        self.open = checkpoint.clone().map(|name| RawCheckpoint { name, ..Default::default() });
         self.uptime_ns = uptime_ns;
         self.progress = Progress::Running(step);
         Ok(())
@@ -194,7 +194,7 @@ mod tests {
             Message::Step { index: 1, uptime_ns: 3 },
             Message::Proc { index: 1, file: ProcFile::Buddyinfo, last: false, bytes: b"Node ".to_vec() },
             Message::Proc { index: 1, file: ProcFile::Buddyinfo, last: true, bytes: b"0".to_vec() },
-            Message::Checkpoint { index: 1, missing: vec![] },
+            Message::Checkpoint { index: 1, still: true, still_after_flags: true, missing: vec![] },
             Message::End { steps: 2, tainted: 0, uptime_ns: 9 },
         ]
     }

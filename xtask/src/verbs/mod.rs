@@ -1,3 +1,4 @@
 //! One file a verb.
 
 pub(crate) mod kernel;
+pub(crate) mod test_kernel;

@@ -9,6 +9,8 @@ use guest_agent::wire::{CHUNK_MAX, Message, ProcFile};
 use crate::channel::Channel;
 use crate::{Context, Failure};
 
+/// How often a checkpoint is taken anew because the allocator moved meanwhile. After that it is sent as it is, and marked.
+const TRIES: usize = 10;
 /// Text files of `/proc` are read whole into memory kept for them; none comes near this.
 const TEXT_MAX: usize = 1 << 20;
 
@@ -18,47 +20,61 @@ pub(crate) struct Capture {
     kpageflags: Option<File>,
     missing: Vec<ProcFile>,
     chunk: Vec<u8>,
+    /// buddyinfo once more, to see whether anything moved.
+    again: Option<(File, Vec<u8>)>,
+    /// `vm.stat_refresh`. An `up` kernel has neither differences to fold nor the file.
+    refresh: Option<File>,
 }
 
 impl Capture {
     /// Opens `files` and reads each once: seq_file then has its buffer, and ours are touched.
     pub(crate) fn open(files: &[ProcFile]) -> Result<Self, Failure> {
-        let mut capture =
-            Self { texts: Vec::new(), kpageflags: None, missing: Vec::new(), chunk: vec![0; CHUNK_MAX] };
+        let mut capture = Self {
+            texts: Vec::new(),
+            kpageflags: None,
+            missing: Vec::new(),
+            chunk: vec![0; CHUNK_MAX],
+            again: None,
+            refresh: open_if_there("/proc/sys/vm/stat_refresh")?,
+        };
         for &file in files {
-            let opened = match File::open(file.path()) {
-                Ok(opened) => opened,
-                Err(error) if error.kind() == ErrorKind::NotFound => {
-                    capture.missing.push(file);
-                    continue;
-                }
-                Err(error) => return Err(format!("failed to open {}: {error}", file.path())),
+            let Some(opened) = open_if_there(file.path())? else {
+                capture.missing.push(file);
+                continue;
             };
+            if file == ProcFile::Buddyinfo {
+                let again = File::open(file.path()).context("open /proc/buddyinfo")?;
+                capture.again = Some((again, vec![0; TEXT_MAX]));
+            }
             if file == ProcFile::Kpageflags {
                 capture.kpageflags = Some(opened);
             } else {
                 capture.texts.push((file, opened, vec![0; TEXT_MAX]));
             }
         }
-        capture.read_texts()?;
+        capture.fold_counters()?;
+        let lengths = capture.read_texts()?;
+        capture.is_still(&lengths)?;
         Ok(capture)
     }
 
     /// Reads all texts one right after the other, so that their figures are as close in time as they can be, and only
     /// then sends them.
     pub(crate) fn take(&mut self, index: u32, channel: &mut Channel) -> Result<(), Failure> {
-        // Folds the per-CPU counter differences into the counters (mm/vmstat.c, vmstat_refresh()). An `up` kernel has
-        // neither differences nor the file.
-        match std::fs::read("/proc/sys/vm/stat_refresh") {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(format!("failed to refresh the counters: {error}"));
+        self.fold_counters()?;
+        let mut lengths = self.read_texts()?;
+        let mut still = self.is_still(&lengths)?;
+        for _ in 1..TRIES {
+            if still {
+                break;
             }
-            _ => {}
+            self.fold_counters()?;
+            lengths = self.read_texts()?;
+            still = self.is_still(&lengths)?;
         }
-        let lengths = self.read_texts()?;
         let mut chunk = std::mem::take(&mut self.chunk);
-        for ((file, _, buffer), len) in self.texts.iter().zip(lengths) {
-            let mut rest = &buffer[..len];
+        for ((file, _, buffer), len) in self.texts.iter().zip(&lengths) {
+            let mut rest = &buffer[..*len];
             loop {
                 let (part, left) = rest.split_at(rest.len().min(CHUNK_MAX));
                 chunk.clear();
@@ -84,26 +100,55 @@ impl Capture {
             }
         }
         self.chunk = chunk;
-        channel.send(&Message::Checkpoint { index, missing: self.missing.clone() })
+        let still_after_flags = still && self.is_still(&lengths)?;
+        channel.send(&Message::Checkpoint { index, still, still_after_flags, missing: self.missing.clone() })
+    }
+
+    /// Folds the per-CPU differences into the counters (mm/vmstat.c, vmstat_refresh()).
+    fn fold_counters(&self) -> Result<(), Failure> {
+        let Some(refresh) = &self.refresh else { return Ok(()) };
+        // Fails with EINVAL where a counter is below zero, which is for the host to judge; it has folded all the same.
+        match refresh.read_at(&mut [0], 0) {
+            Err(error) if error.kind() != ErrorKind::InvalidInput => {
+                Err(format!("failed to fold the counters: {error}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether buddyinfo is what it was when the texts were read.
+    fn is_still(&mut self, lengths: &[usize]) -> Result<bool, Failure> {
+        let Some((file, buffer)) = &mut self.again else { return Ok(false) };
+        let len = read_whole(ProcFile::Buddyinfo, file, buffer)?;
+        let before = self.texts.iter().zip(lengths).find(|((file, ..), _)| *file == ProcFile::Buddyinfo);
+        Ok(before.is_some_and(|((_, _, before), before_len)| before[..*before_len] == buffer[..len]))
     }
 
     fn read_texts(&mut self) -> Result<Vec<usize>, Failure> {
-        let mut lengths = Vec::with_capacity(self.texts.len());
-        for (file, opened, buffer) in &mut self.texts {
-            let mut len = 0;
-            loop {
-                let room = &mut buffer[len..];
-                if room.is_empty() {
-                    return Err(format!("{} is larger than {TEXT_MAX} bytes", file.path()));
-                }
-                match opened.read_at(room, len as u64).context(&format!("read {}", file.path()))? {
-                    0 => break,
-                    read => len += read,
-                }
-            }
-            lengths.push(len);
+        self.texts.iter_mut().map(|(file, opened, buffer)| read_whole(*file, opened, buffer)).collect()
+    }
+}
+
+fn open_if_there(path: &str) -> Result<Option<File>, Failure> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(format!("failed to open {path}: {error}")),
+    }
+}
+
+/// Reads a text from its start and gives its length.
+fn read_whole(file: ProcFile, opened: &File, buffer: &mut [u8]) -> Result<usize, Failure> {
+    let mut len = 0;
+    loop {
+        let room = &mut buffer[len..];
+        if room.is_empty() {
+            return Err(format!("{} is larger than {TEXT_MAX} bytes", file.path()));
         }
-        Ok(lengths)
+        match opened.read_at(room, len as u64).context(&format!("read {}", file.path()))? {
+            0 => return Ok(len),
+            read => len += read,
+        }
     }
 }
 

@@ -87,6 +87,8 @@ fn run(plan: &Plan, channel: &mut Channel, index: &mut Option<u32>) -> Result<()
     // All that the agent needs from here on is touched now, and stays: from the first checkpoint on, what moves in the
     // allocator is the script.
     rustix::mm::mlockall(MlockAllFlags::CURRENT).context("lock the agent's memory")?;
+    // On the console too: what the kernel reports from here on is a finding.
+    println!("buddydiff agent: ready");
     channel.send(&Message::Ready { uptime_ns: uptime_ns() })?;
     for (number, step) in (0..).zip(&plan.steps) {
         *index = Some(number);
