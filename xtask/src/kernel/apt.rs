@@ -206,8 +206,8 @@ impl Area<'_> {
             let _ = fs::remove_file(&log);
             return Ok(());
         }
-        if complaints.iter().any(|line| line.contains("No space left on device")) {
-            return Err(KernelError::DiskFull { path: self.folder.clone() });
+        if complaints.iter().any(|line| run::says_disk_full(line)) {
+            return Err(KernelError::DiskFull { what: format!("run apt in {}", self.folder.display()) });
         }
         complaints.dedup();
         complaints.truncate(4);

@@ -288,7 +288,7 @@ impl Make<'_> {
             return Ok(steps);
         }
         if errors.disk_full {
-            return Err(KernelError::DiskFull { path: self.work.folder.clone() });
+            return Err(KernelError::DiskFull { what: format!("build in {}", self.work.folder.display()) });
         }
         let spec = self.job.name();
         Err(KernelError::Compile { spec, first_error: errors.text(), log, repeat })
@@ -345,7 +345,7 @@ impl FirstError {
     const AFTER: usize = 6;
 
     fn see(&mut self, line: &str) {
-        self.disk_full |= line.contains("No space left on device") || line.contains("Disk quota exceeded");
+        self.disk_full |= run::says_disk_full(line);
         let compiler = line.contains(": error:") || line.contains(": fatal error:");
         let linker = line.contains("undefined reference to") || line.starts_with("ERROR:");
         let maker = line.starts_with("make") && line.contains("***");

@@ -16,6 +16,18 @@ pub(crate) enum Kind {
     Interrupted,
 }
 
+impl Kind {
+    /// The exit code: `git bisect run` skips at 125 and stops at anything from 128 on.
+    #[must_use]
+    pub(crate) fn exit_code(self) -> u8 {
+        match self {
+            Self::Usage => 2,
+            Self::NoVerdict => 125,
+            Self::Interrupted => 130,
+        }
+    }
+}
+
 /// Why there is no built kernel.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KernelError {
@@ -136,12 +148,11 @@ pub(crate) enum KernelError {
     },
     /// The disk is full.
     #[error(
-        "failed to write to {}: the disk is full\n  Make room (`cargo xtask kernel prune --max-size 10`) and run the same command again: it goes on where it was.",
-        path.display()
+        "failed to {what}: the disk is full\n  Make room (`cargo xtask kernel prune --max-size 10`) and run the same command again: it goes on where it was."
     )]
     DiskFull {
-        /// Where it is full.
-        path: PathBuf,
+        /// What was tried.
+        what: String,
     },
     /// Reading or writing failed.
     #[error("failed to {what} {}: {source}", path.display())]
@@ -175,7 +186,9 @@ impl KernelError {
 pub(crate) fn io_error(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> KernelError {
     let path = path.to_owned();
     move |source| match source.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => KernelError::DiskFull { path },
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            KernelError::DiskFull { what: format!("{what} {}", path.display()) }
+        }
         _ => KernelError::Io { what, path, source },
     }
 }

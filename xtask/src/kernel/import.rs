@@ -28,6 +28,7 @@ pub(crate) fn tar(
 ) -> Result<String, KernelError> {
     let name = format!("refs/imports/{}", super::cache::key(&[spec, &std::process::id().to_string()]));
     let what = "import the source";
+    let _lock = store.import_lock()?;
     let mut command = store.git(&["fast-import", "--quiet", "--done", "--force", "--depth=0"]);
     let repeat = run::shell_line(&command);
     store.progress().command(&repeat);

@@ -62,7 +62,7 @@ pub(crate) fn prune(progress: &Progress, cache: &Cache, rules: &Rules) -> Result
         }
     }
     if dropped_sources {
-        store.collect_garbage()?;
+        collect_garbage(cache, &store)?;
     }
     if let Some(max) = rules.max_bytes {
         let mut total = bytes_below(cache.root());
@@ -74,7 +74,7 @@ pub(crate) fn prune(progress: &Progress, cache: &Cache, rules: &Rules) -> Result
             total = total.saturating_sub(item.bytes);
             if is_source {
                 // Trees share most of their files: only the store knows what one of them took.
-                store.collect_garbage()?;
+                collect_garbage(cache, &store)?;
                 total = bytes_below(cache.root());
             }
         }
@@ -89,6 +89,15 @@ pub(crate) fn prune(progress: &Progress, cache: &Cache, rules: &Rules) -> Result
     }
     pruned.bytes_left = bytes_below(cache.root());
     Ok(pruned)
+}
+
+/// Lets the store drop what nothing keeps alive, and forgets what we noted about its content before.
+fn collect_garbage(cache: &Cache, store: &Store<'_>) -> Result<(), KernelError> {
+    // An index says of unchanged files that the store has them.
+    for note in entries(&cache.root().join("trees"))? {
+        remove(&note)?;
+    }
+    store.collect_garbage()
 }
 
 /// Removes an item; says whether the source store has something to collect now.

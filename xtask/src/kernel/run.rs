@@ -154,8 +154,8 @@ pub(crate) fn ended(what: &str, repeat: &str, error: &WaitError) -> KernelError 
 
 /// The error for a command that ended badly.
 pub(crate) fn failed(what: &str, repeat: &str, status: ExitStatus, said: &str) -> KernelError {
-    if said.contains("No space left on device") || said.contains("Disk quota exceeded") {
-        return KernelError::DiskFull { path: what.into() };
+    if says_disk_full(said) {
+        return KernelError::DiskFull { what: what.to_owned() };
     }
     KernelError::Command {
         what: what.to_owned(),
@@ -163,6 +163,13 @@ pub(crate) fn failed(what: &str, repeat: &str, status: ExitStatus, said: &str) -
         tail: tail(said),
         repeat: repeat.to_owned(),
     }
+}
+
+/// Whether a program complains of a full disk, in the words that programs have for it.
+pub(crate) fn says_disk_full(said: &str) -> bool {
+    ["No space left on device", "Disk quota exceeded", "Out of diskspace"]
+        .iter()
+        .any(|words| said.contains(words))
 }
 
 /// The last lines of `text`, indented.

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use host::process::Group;
 
-use super::cache::Cache;
+use super::cache::{Cache, Lock};
 use super::error::{KernelError, io_error};
 use super::run;
 use crate::progress::Progress;
@@ -18,6 +18,7 @@ use crate::progress::Progress;
 /// The store, and how to report what happens in it.
 #[derive(Clone, Debug)]
 pub(crate) struct Store<'a> {
+    cache: Cache,
     git_dir: PathBuf,
     progress: &'a Progress,
 }
@@ -49,7 +50,7 @@ impl<'a> Store<'a> {
     /// Opens the store of `cache`, making it if needed.
     pub(crate) fn open(cache: &Cache, progress: &'a Progress) -> Result<Self, KernelError> {
         let git_dir = cache.root().join("store.git");
-        let store = Self { git_dir, progress };
+        let store = Self { cache: cache.clone(), git_dir, progress };
         if !store.git_dir.join("ready").exists() {
             let _lock = cache.lock(progress, "store", "the source store")?;
             for folder in ["objects", "refs", "info"] {
@@ -72,6 +73,20 @@ impl<'a> Store<'a> {
 
     pub(crate) fn git_dir(&self) -> &Path {
         &self.git_dir
+    }
+
+    /// Lets one import write at a time, and clears away what an earlier one left when it was killed or ran out of room.
+    pub(crate) fn import_lock(&self) -> Result<Lock, KernelError> {
+        let lock = self.cache.lock(self.progress, "import", "the source store")?;
+        for (folder, start) in [("objects/pack", "tmp_"), ("", "fast_import_crash_")] {
+            let Ok(listing) = fs::read_dir(self.git_dir.join(folder)) else { continue };
+            for entry in listing.filter_map(Result::ok) {
+                if entry.file_name().as_encoded_bytes().starts_with(start.as_bytes()) {
+                    fs::remove_file(entry.path()).map_err(io_error("remove", &entry.path()))?;
+                }
+            }
+        }
+        Ok(lock)
     }
 
     pub(crate) fn progress(&self) -> &'a Progress {
@@ -165,6 +180,7 @@ impl<'a> Store<'a> {
     /// Copies `tree` with all below it from the repository `from`, leaving out what `known` shares with it.
     pub(crate) fn copy_tree(&self, from: &Path, tree: &str, known: Option<&str>) -> Result<(), KernelError> {
         let what = "copy a tree from the repository";
+        let _lock = self.import_lock()?;
         let mut pack = foreign_git(from, &["pack-objects", "--revs", "--stdout", "--window=0", "-q"]);
         let mut index = self.git(&["index-pack", "--stdin", "--fix-thin"]);
         let repeat = format!("echo {tree} | {} | {}", run::shell_line(&pack), run::shell_line(&index));
