@@ -1,5 +1,6 @@
 //! Putting a series onto a tree: without fuzz, and only where each hunk says it belongs.
 
+use std::cell::RefCell;
 use std::fs;
 use std::path::PathBuf;
 
@@ -51,7 +52,11 @@ pub(crate) fn pair(
     {
         return Ok(pair);
     }
-    let work = Applier { store, index: cache.path("tmp", &format!("apply-{key}-{}", std::process::id())) };
+    let work = Applier {
+        store,
+        index: cache.path("tmp", &format!("apply-{key}-{}", std::process::id())),
+        loaded: RefCell::new(None),
+    };
     let pair = work.pair(spec, tree, series, &texts);
     // It is made anew each time; what git leaves beside it goes with it.
     let _ = fs::remove_file(&work.index);
@@ -68,6 +73,8 @@ const RECIPE: &str = "pair 1";
 struct Applier<'a> {
     store: &'a Store<'a>,
     index: PathBuf,
+    /// The tree that the index holds. A patch that is refused leaves it as it was.
+    loaded: RefCell<Option<String>>,
 }
 
 /// What came of trying to apply one patch.
@@ -145,8 +152,11 @@ impl Applier<'_> {
         let file = self.index.with_extension("patch");
         fs::write(&file, text).map_err(io_error("write", &file))?;
         let progress = self.store.progress();
-        let read_tree = self.store.git_with_index(&self.index, &["read-tree", tree]);
-        run::read(progress, "read the tree", read_tree)?;
+        if self.loaded.borrow().as_deref() != Some(tree) {
+            let read_tree = self.store.git_with_index(&self.index, &["read-tree", tree]);
+            run::read(progress, "read the tree", read_tree)?;
+            self.loaded.replace(Some(tree.to_owned()));
+        }
         let mut command = self
             .store
             .git_with_index(&self.index, &["apply", "--cached", "--verbose", "--whitespace=nowarn"]);
@@ -160,8 +170,10 @@ impl Applier<'_> {
         if !output.status.success() {
             return Ok(Tried::Refused(refusal(&output.stderr, patch, direction)));
         }
+        self.loaded.replace(None);
         let write = self.store.git_with_index(&self.index, &["write-tree"]);
         let result = run::read(progress, "write the tree", write)?;
+        self.loaded.replace(Some(result.clone()));
         // Looked at in the direction of the patch, whichever way it was applied.
         let (without, with) = match direction {
             Direction::Forward => (tree, result.as_str()),
