@@ -481,3 +481,6 @@ fn tail(console: &[u8]) -> String {
     }
     tail
 }
+
+#[cfg(test)]
+mod tests;

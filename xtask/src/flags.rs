@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
+use crate::verbs::ci::Ci;
 use crate::verbs::kernel::KernelVerb;
 use crate::verbs::test_kernel::TestKernel;
 
@@ -27,6 +28,8 @@ pub(crate) enum Verb {
     /// Fetch, build, list and prune kernels.
     #[command(subcommand)]
     Kernel(KernelVerb),
+    /// Run the whole test suite, real kernels included.
+    Ci(Ci),
     /// Measure how fast KVM runs guest kernel code here.
     #[command(hide = true, name = crate::backend::PROBE_VERB)]
     ProbeKvm,

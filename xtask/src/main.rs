@@ -22,15 +22,11 @@ fn main() -> ExitCode {
     let progress = Progress::new(flags.verbose);
     if let Err(error) = host::process::catch_interrupts() {
         progress.line(&format!("failed to catch interrupts: {error}"));
-        return ExitCode::from(125);
+        return ExitCode::from(Kind::NoVerdict.exit_code());
     }
     let failed = |text: String, kind: Kind| {
         progress.line(&text);
-        match kind {
-            Kind::Usage => 2,
-            Kind::NoVerdict => 125,
-            Kind::Interrupted => 130,
-        }
+        kind.exit_code()
     };
     let code = match &flags.verb {
         Verb::TestKernel(flags) => verbs::test_kernel::run(&progress, flags)
@@ -38,6 +34,13 @@ fn main() -> ExitCode {
         Verb::Kernel(verb) => match verbs::kernel::run(&progress, verb) {
             Ok(()) => 0,
             Err(error) => failed(error.to_string(), error.kind()),
+        },
+        Verb::Ci(flags) => match verbs::ci::run(&progress, flags) {
+            Ok(()) => 0,
+            Err(error) => {
+                progress.line(&error.to_string());
+                error.exit_code()
+            }
         },
         Verb::ProbeKvm => match host::vm::probe::instructions_per_s() {
             Ok(per_s) => {

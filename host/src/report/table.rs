@@ -55,8 +55,9 @@ fn script_table(text: &mut String, script: &str, runs: &[&RunReport]) {
             }
             let _ = write!(text, "  {label:<12} {name:<10}");
             label = "";
-            for checkpoint in &run.checkpoints {
-                match checkpoint.zones.iter().find(|other| other.zone == *zone) {
+            for index in 0..widest.checkpoints.len() {
+                let zones = run.checkpoints.get(index).map(|checkpoint| &checkpoint.zones);
+                match zones.and_then(|zones| zones.iter().find(|other| other.zone == *zone)) {
                     Some(zone) => drop(write!(text, " {:>10}", zone.delta)),
                     None => drop(write!(text, " {:>10}", "-")),
                 }
@@ -82,14 +83,10 @@ fn findings(text: &mut String, run: &RunReport) {
         let Some(worst) = alike.clone().max_by_key(|violation| size(violation)) else { continue };
         let place = if worst.zone.is_empty() { String::new() } else { format!(" in {}", worst.zone) };
         let checkpoints: Vec<&str> = alike.map(|violation| violation.checkpoint.as_str()).collect();
-        let _ = writeln!(
-            text,
-            "{name}: {} broken{place} at {}; at {}: {}",
-            worst.invariant,
-            shortened(&checkpoints),
-            worst.checkpoint,
-            worst.text
-        );
+        let worst_of =
+            if checkpoints.len() > 1 { format!(", most at {}", worst.checkpoint) } else { String::new() };
+        let at = shortened(&checkpoints);
+        let _ = writeln!(text, "{name}: {} broken{place} at {at}{worst_of}: {}", worst.invariant, worst.text);
     }
     for report in run.console.iter().filter(|report| report.kind.is_finding()) {
         let when = if report.after_ready { "" } else { " (before the agent was ready: not counted)" };

@@ -3,7 +3,8 @@
 //! The channel is a pc-dimm backed by a shared file. Without ACPI in the guest nothing tells the kernel of it: it is in
 //! no memory map, so it is outside the guest's RAM and still at a known address.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -90,17 +91,17 @@ impl Backend for Qemu {
 
     fn start(&self, config: &MachineConfig) -> Result<Box<dyn Machine>, VmError> {
         let mut command = Command::new(PROGRAM);
-        command
-            .args(self.arguments(config))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped());
+        command.args(self.arguments(config)).stdin(Stdio::null()).stdout(Stdio::null());
+        // A file, not a pipe: nobody reads while the guest runs, and QEMU must never wait for us.
+        let io_error = |source| VmError::Io { doing: "make a file for what QEMU says", source };
+        let stderr = tempfile::tempfile().map_err(io_error)?;
+        command.stderr(stderr.try_clone().map_err(io_error)?);
         let group = Group::spawn(&mut command).map_err(|source| VmError::Start {
             program: PROGRAM.into(),
             source,
             hint: " (Debian has it in qemu-system-x86; --install-deps installs it)",
         })?;
-        Ok(Box::new(Running { group }))
+        Ok(Box::new(Running { group, stderr }))
     }
 
     fn command(&self, config: &MachineConfig) -> String {
@@ -119,17 +120,17 @@ impl Backend for Qemu {
 
 struct Running {
     group: Group,
+    stderr: File,
 }
 
 impl Running {
     /// What QEMU printed last, a few lines at most.
-    fn last_words(&mut self) -> String {
-        use std::io::Read;
-        let mut text = String::new();
-        if let Some(stderr) = self.group.child().stderr.take() {
-            // QEMU is dead, so this ends; it may have been made to say a lot.
-            let _ = stderr.take(64 << 10).read_to_string(&mut text);
-        }
+    fn last_words(&self) -> String {
+        let mut bytes = vec![0; 4096];
+        let len = self.stderr.metadata().map_or(0, |metadata| metadata.len());
+        let start = len.saturating_sub(bytes.len() as u64);
+        let read = self.stderr.read_at(&mut bytes, start).unwrap_or(0);
+        let text = String::from_utf8_lossy(&bytes[..read]);
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(3)..].join("; ")
     }

@@ -1,4 +1,5 @@
 //! One file a verb.
 
+pub(crate) mod ci;
 pub(crate) mod kernel;
 pub(crate) mod test_kernel;
