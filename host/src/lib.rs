@@ -3,6 +3,7 @@
 pub mod check;
 pub mod initramfs;
 pub mod observe;
+pub mod pair;
 pub mod process;
 pub mod report;
 pub mod run;

@@ -31,6 +31,6 @@ pub(crate) enum Verb {
     /// Run the whole test suite, real kernels included.
     Ci(Ci),
     /// Measure how fast KVM runs guest kernel code here.
-    #[command(hide = true, name = crate::backend::PROBE_VERB)]
+    #[command(hide = true, name = host::vm::choose::PROBE_VERB)]
     ProbeKvm,
 }

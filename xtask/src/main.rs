@@ -1,7 +1,6 @@
 //! buddydiff's command line: parse the flags, match on the verb. One file a verb, in `verbs/`.
 
 mod agent;
-mod backend;
 mod flags;
 mod kernel;
 mod progress;
@@ -42,13 +41,7 @@ fn main() -> ExitCode {
                 error.exit_code()
             }
         },
-        Verb::ProbeKvm => match host::vm::probe::instructions_per_s() {
-            Ok(per_s) => {
-                println!("{per_s}");
-                0
-            }
-            Err(why) => failed(why, Kind::NoVerdict),
-        },
+        Verb::ProbeKvm => return host::vm::choose::print_probe(),
     };
     ExitCode::from(code)
 }

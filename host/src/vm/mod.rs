@@ -1,5 +1,6 @@
 //! Machines that run a kernel under test: one trait, one file a backend.
 
+pub mod choose;
 pub mod probe;
 pub mod qemu;
 

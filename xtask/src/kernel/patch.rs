@@ -58,8 +58,10 @@ pub(crate) fn pair(
         loaded: RefCell::new(None),
     };
     let pair = work.pair(spec, tree, series, &texts);
-    // It is made anew each time; what git leaves beside it goes with it.
-    let _ = fs::remove_file(&work.index);
+    // Made anew each time, with what git and an interrupt leave beside it.
+    for left in [work.index.clone(), work.index.with_extension("lock"), work.index.with_extension("patch")] {
+        let _ = fs::remove_file(left);
+    }
     let pair = pair?;
     store.keep(&format!("base-{key}"), &pair.base)?;
     store.keep(&format!("patched-{key}"), &pair.patched)?;

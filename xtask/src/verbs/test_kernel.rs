@@ -1,18 +1,21 @@
 //! `cargo xtask test-kernel`: build two kernels, run scripts in each, and say what is wrong with the patched one.
 
+use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use guest_agent::script::{Script, ScriptError};
-use host::report::{Kernel, Report, Role, RunName, RunReport, table};
-use host::run::{RunConfig, RunError};
-use host::vm::{Backend, VmError};
+use host::pair::{self, Event, Plan, Subject};
+use host::report::{Kernel, Report, Role, table};
+use host::run::RunError;
+use host::vm::VmError;
+use host::vm::choose::{self, BackendChoice};
 
 use crate::agent::{self, AgentError};
-use crate::backend::{self, BackendChoice};
-use crate::kernel::{Built, Flavour, KernelError, Kernels, Kind, Pair, PairRequest};
-use crate::progress::{Progress, seconds};
+use crate::kernel::{Built, Flavour, KernelError, Kernels, Kind, PairRequest};
+use crate::progress::{Progress, Task, seconds};
 use crate::scripts;
 use crate::tools::{self, Work};
 
@@ -20,8 +23,6 @@ use crate::tools::{self, Work};
 const DEFAULT_KERNEL: &str = "6.12";
 const DEFAULT_SERIES: &str = "guard-accounting";
 const DEFAULT_SCRIPT: &str = "guard-delta";
-/// What a run needs besides the guest's RAM, in MiB: QEMU itself and its translations.
-const OVERHEAD_MIB: u64 = 400;
 
 /// What to test and how.
 #[derive(Clone, Debug, clap::Args)]
@@ -161,24 +162,26 @@ fn test(progress: &Progress, flags: &TestKernel) -> Result<Report, TestError> {
         progress.line(&format!("already in the source, so reversed for base: {title}"));
     }
     let agent = agent::build(progress)?;
-    let backend = backend::choose(progress, flags.backend, flags.deterministic);
-
-    let mut runs = Vec::new();
-    let mut guests = Duration::ZERO;
-    for (name, script) in &scripts {
-        for round in 1..=flags.repeat {
-            let job = Job { flags, name, script, round, agent: &agent, backend: backend.as_ref() };
-            let began = Instant::now();
-            runs.extend(job.run_pair(progress, &pair)?);
-            guests += began.elapsed();
-        }
-    }
-    let outside = start.elapsed().saturating_sub(guests);
-    progress.line(&format!(
-        "{} of wall time, {} of it outside the guests",
-        seconds(start.elapsed()),
-        seconds(outside)
-    ));
+    let (backend, why) = choose::choose(flags.backend, flags.deterministic);
+    progress.line(&format!("backend: {} ({why})", backend.name()));
+    let plan = Plan {
+        backend: backend.as_ref(),
+        agent: &agent,
+        scripts: &scripts,
+        memory_mib: flags.memory,
+        cpus: flags.cpus,
+        deterministic: flags.deterministic,
+        seed: flags.seed,
+        boot_limit: Duration::from_secs(flags.boot_limit),
+        repeat: flags.repeat,
+        keep: flags.keep.clone(),
+    };
+    let guests = Instant::now();
+    let watcher = Watcher::new(progress);
+    let subjects = [subject(Role::Base, &pair.base), subject(Role::Patched, &pair.patched)];
+    let runs = pair::run(&plan, subjects, &|event| watcher.event(event))?;
+    let (whole, outside) = (start.elapsed(), start.elapsed().saturating_sub(guests.elapsed()));
+    progress.line(&format!("{} of wall time, {} of it outside the guests", seconds(whole), seconds(outside)));
     let kernels = vec![kernel(Role::Base, &pair.base), kernel(Role::Patched, &pair.patched)];
     Ok(Report::new(kernels, runs, pair.no_change))
 }
@@ -211,6 +214,10 @@ fn read_scripts(flags: &TestKernel) -> Result<Vec<(String, Script)>, TestError> 
     Ok(read)
 }
 
+fn subject(role: Role, built: &Built) -> Subject<'_> {
+    Subject { role, name: &built.release, vmlinux: &built.vmlinux }
+}
+
 fn kernel(role: Role, built: &Built) -> Kernel {
     Kernel {
         role,
@@ -222,77 +229,28 @@ fn kernel(role: Role, built: &Built) -> Kernel {
     }
 }
 
-/// One script in both kernels.
-struct Job<'a> {
-    flags: &'a TestKernel,
-    name: &'a str,
-    script: &'a Script,
-    round: u32,
-    agent: &'a [u8],
-    backend: &'a dyn Backend,
+/// Shows each guest's line while it runs.
+struct Watcher<'a> {
+    progress: &'a Progress,
+    tasks: Mutex<HashMap<String, Task<'a>>>,
 }
 
-impl Job<'_> {
-    /// Side by side where there are two cores and memory for two guests, else one after the other.
-    fn run_pair(&self, progress: &Progress, pair: &Pair) -> Result<[RunReport; 2], TestError> {
-        let memory_mib = u64::from(self.flags.memory.unwrap_or(self.script.memory_mib));
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let (base, patched) =
-            if cores >= 2 && available_mib().is_none_or(|mib| mib > 2 * (memory_mib + OVERHEAD_MIB)) {
-                std::thread::scope(|scope| {
-                    let base = scope.spawn(|| self.run_one(progress, Role::Base, &pair.base));
-                    let patched = self.run_one(progress, Role::Patched, &pair.patched);
-                    // A panic is a bug of ours; it goes on as one.
-                    (base.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), patched)
-                })
-            } else {
-                (
-                    self.run_one(progress, Role::Base, &pair.base),
-                    self.run_one(progress, Role::Patched, &pair.patched),
-                )
-            };
-        Ok([base?, patched?])
+impl<'a> Watcher<'a> {
+    fn new(progress: &'a Progress) -> Self {
+        Self { progress, tasks: Mutex::new(HashMap::new()) }
     }
 
-    fn run_one(&self, progress: &Progress, role: Role, built: &Built) -> Result<RunReport, TestError> {
-        let keep = self
-            .flags
-            .keep
-            .as_ref()
-            .map(|folder| folder.join(format!("{}-{}-{}", self.name, role.name(), self.round)));
-        let config = RunConfig {
-            vmlinux: &built.vmlinux,
-            agent: self.agent,
-            script_name: self.name,
-            script: self.script,
-            memory_mib: self.flags.memory,
-            cpus: if self.flags.deterministic { 1 } else { self.flags.cpus },
-            deterministic: self.flags.deterministic,
-            seed: self.flags.seed,
-            boot_limit: Duration::from_secs(self.flags.boot_limit),
-            keep: keep.as_deref(),
-        };
-        let task = progress.task(&format!("{} {}, {}", role.name(), built.release, self.name));
-        let run = host::run::run(self.backend, &config, &mut |what| task.say(what))?;
-        task.done(match run.outcome {
-            host::run::Outcome::Complete { .. } => "ran to its end",
-            host::run::Outcome::GuestFailure(_) => "failed",
-            host::run::Outcome::NoVerdict(_) => "has no verdict",
-        });
-        let name = RunName {
-            role,
-            script: self.name,
-            round: self.round,
-            backend: self.backend.name(),
-            deterministic: self.flags.deterministic,
-        };
-        Ok(RunReport::new(name, run))
+    fn event(&self, event: Event<'_>) {
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            Event::Does { guest, what } => {
+                tasks.entry(guest.to_owned()).or_insert_with(|| self.progress.task(guest)).say(what);
+            }
+            Event::Ended { guest, how } => {
+                if let Some(task) = tasks.remove(guest) {
+                    task.done(how);
+                }
+            }
+        }
     }
-}
-
-/// Memory of the host that can be had without swapping, in MiB.
-fn available_mib() -> Option<u64> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib >> 10)
 }

@@ -1,17 +1,15 @@
-//! Which backend runs the guests, and why.
+//! Which backend runs the guests, and why: measured, never guessed.
 
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
-use host::process::Group;
-use host::vm::qemu::Qemu;
-use host::vm::{Backend, probe};
-
-use crate::progress::Progress;
+use super::qemu::Qemu;
+use super::{Backend, probe};
+use crate::process::Group;
 
 /// What the user asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum BackendChoice {
+pub enum BackendChoice {
     /// The fastest that works here.
     #[default]
     Auto,
@@ -19,14 +17,14 @@ pub(crate) enum BackendChoice {
     Qemu,
 }
 
-/// Chooses, and says why.
-pub(crate) fn choose(progress: &Progress, choice: BackendChoice, deterministic: bool) -> Box<dyn Backend> {
+/// Chooses, and gives the reason in words. The program that calls this must understand [`PROBE_VERB`].
+#[must_use]
+pub fn choose(choice: BackendChoice, deterministic: bool) -> (Box<dyn Backend>, String) {
     let (qemu, why) = match (choice, deterministic) {
         (_, true) => (Qemu::Tcg, "--deterministic counts instructions, which only emulation can".to_owned()),
         (BackendChoice::Auto | BackendChoice::Qemu, false) => by_speed(probe_in_child()),
     };
-    progress.line(&format!("backend: {} ({why})", qemu.name()));
-    Box::new(qemu)
+    (Box::new(qemu), why)
 }
 
 fn by_speed(probed: Result<f64, String>) -> (Qemu, String) {
@@ -46,8 +44,23 @@ fn by_speed(probed: Result<f64, String>) -> (Qemu, String) {
     }
 }
 
-/// The verb, hidden from help, that measures KVM and prints instructions a second.
-pub(crate) const PROBE_VERB: &str = "probe-kvm";
+/// The verb, hidden from help, by which our programs measure KVM: see [`print_probe`].
+pub const PROBE_VERB: &str = "probe-kvm";
+
+/// What [`PROBE_VERB`] does: prints guest kernel instructions a second, or on stderr why there are none.
+#[must_use]
+pub fn print_probe() -> ExitCode {
+    match probe::instructions_per_s() {
+        Ok(per_s) => {
+            println!("{per_s}");
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
 
 /// Probes in a process of its own: a KVM that never comes back must not take us along.
 fn probe_in_child() -> Result<f64, String> {

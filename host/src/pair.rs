@@ -1,0 +1,149 @@
+//! Scripts in a base and a patched kernel: which guests run, when, and side by side or not.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use guest_agent::script::Script;
+
+use crate::report::{Role, RunName, RunReport};
+use crate::run::{self, Outcome, RunConfig, RunError};
+use crate::vm::Backend;
+
+/// What a guest takes of the host besides its RAM, in MiB: QEMU itself and its translations.
+const OVERHEAD_MIB: u64 = 400;
+
+/// How to run every guest.
+pub struct Plan<'a> {
+    /// What makes the machines.
+    pub backend: &'a dyn Backend,
+    /// The agent's binary.
+    pub agent: &'a [u8],
+    /// Scripts with their names.
+    pub scripts: &'a [(String, Script)],
+    /// RAM in MiB where it is not the scripts'.
+    pub memory_mib: Option<u32>,
+    /// vCPUs of each guest. Deterministic ones have one.
+    pub cpus: u32,
+    /// Whether two runs must be equal to the byte.
+    pub deterministic: bool,
+    /// Seed for whatever a step draws at random.
+    pub seed: u64,
+    /// Time from start to agent ready.
+    pub boot_limit: Duration,
+    /// How often each script runs.
+    pub repeat: u32,
+    /// Where to keep the files of each run.
+    pub keep: Option<PathBuf>,
+}
+
+/// One of the two kernels.
+#[derive(Clone, Copy, Debug)]
+pub struct Subject<'a> {
+    /// Its part.
+    pub role: Role,
+    /// Its name for people.
+    pub name: &'a str,
+    /// The image.
+    pub vmlinux: &'a Path,
+}
+
+/// What there is to watch. The guest is named by role, kernel and script.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// A guest goes on to something else.
+    Does {
+        /// Which guest.
+        guest: &'a str,
+        /// What it does now.
+        what: &'a str,
+    },
+    /// A guest has ended.
+    Ended {
+        /// Which guest.
+        guest: &'a str,
+        /// How, in words.
+        how: &'a str,
+    },
+}
+
+/// Runs every script in both kernels, base first in the result. `watch` is called from several threads.
+///
+/// # Errors
+/// Where a run could not be tried; whatever the guests do is in the reports.
+pub fn run(
+    plan: &Plan<'_>,
+    [base, patched]: [Subject<'_>; 2],
+    watch: &(dyn Fn(Event<'_>) + Sync),
+) -> Result<Vec<RunReport>, RunError> {
+    let mut reports = Vec::new();
+    for (name, script) in plan.scripts {
+        for round in 1..=plan.repeat {
+            let one = |subject| run_one(plan, name, script, round, subject, watch);
+            if side_by_side(u64::from(plan.memory_mib.unwrap_or(script.memory_mib))) {
+                let (of_base, of_patched) = std::thread::scope(|scope| {
+                    let of_base = scope.spawn(|| one(base));
+                    let of_patched = one(patched);
+                    // A panic is a bug of ours; it goes on as one.
+                    (of_base.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), of_patched)
+                });
+                reports.extend([of_base?, of_patched?]);
+            } else {
+                reports.extend([one(base)?, one(patched)?]);
+            }
+        }
+    }
+    Ok(reports)
+}
+
+fn run_one(
+    plan: &Plan<'_>,
+    script_name: &str,
+    script: &Script,
+    round: u32,
+    subject: Subject<'_>,
+    watch: &(dyn Fn(Event<'_>) + Sync),
+) -> Result<RunReport, RunError> {
+    let role = subject.role.name();
+    let keep = plan.keep.as_ref().map(|folder| folder.join(format!("{script_name}-{role}-{round}")));
+    let config = RunConfig {
+        vmlinux: subject.vmlinux,
+        agent: plan.agent,
+        script_name,
+        script,
+        memory_mib: plan.memory_mib,
+        cpus: if plan.deterministic { 1 } else { plan.cpus },
+        deterministic: plan.deterministic,
+        seed: plan.seed,
+        boot_limit: plan.boot_limit,
+        keep: keep.as_deref(),
+    };
+    let guest = format!("{role} {}, {script_name}", subject.name);
+    let run = run::run(plan.backend, &config, &mut |what| watch(Event::Does { guest: &guest, what }))?;
+    let how = match run.outcome {
+        Outcome::Complete { .. } => "ran to its end",
+        Outcome::GuestFailure(_) => "failed",
+        Outcome::NoVerdict(_) => "has no verdict",
+    };
+    watch(Event::Ended { guest: &guest, how });
+    let name = RunName {
+        role: subject.role,
+        script: script_name,
+        round,
+        backend: plan.backend.name(),
+        deterministic: plan.deterministic,
+    };
+    Ok(RunReport::new(name, run))
+}
+
+/// Whether the host has two cores, and memory for two guests of this size.
+fn side_by_side(memory_mib: u64) -> bool {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    cores >= 2 && available_mib().is_none_or(|available| available > 2 * (memory_mib + OVERHEAD_MIB))
+}
+
+/// Memory of the host that can be had without swapping, in MiB.
+fn available_mib() -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib >> 10)
+}
