@@ -49,30 +49,46 @@ impl ZoneBlocks {
     }
 }
 
+/// Which part of a node's text a line belongs to.
+#[derive(Clone, Copy)]
+enum Part {
+    /// Free blocks of each type.
+    Free,
+    /// Pageblocks of each type.
+    Counts,
+    /// Pageblocks with pages of several types, only with page_owner. Not read.
+    Mixed,
+}
+
 /// Parses the file.
 ///
 /// # Errors
 /// Where it is not what the kernel prints.
 pub fn parse(bytes: &[u8]) -> Result<Blocks, ParseError> {
     let mut blocks = Blocks { pageblock_order: 0, types: Vec::new(), zones: Vec::new() };
-    let mut in_counts = false;
+    let mut part = Part::Free;
+    let mut pageblock_order = None;
     for (line, text) in lines(bytes)? {
         if let Some(order) = text.strip_prefix("Page block order:") {
-            // Each node prints both parts anew.
-            in_counts = false;
+            // Each node prints all parts anew.
+            part = Part::Free;
             let order = number(line, order.trim())?;
-            blocks.pageblock_order = u32::try_from(order)
-                .ok()
-                .filter(|order| *order < ORDERS_MAX as u32)
-                .ok_or_else(|| ParseError::new(line, "an order", text))?;
+            let order = u32::try_from(order).ok().filter(|order| *order < ORDERS_MAX as u32);
+            let order = order.ok_or_else(|| ParseError::new(line, "an order", text))?;
+            if *pageblock_order.get_or_insert(order) != order {
+                return Err(ParseError::new(line, "the same order for each node", text));
+            }
         } else if text.starts_with("Number of blocks type") {
-            in_counts = true;
+            part = Part::Counts;
         } else if text.starts_with("Number of mixed blocks") {
-            // Only with page_owner; what follows counts other things.
-            break;
+            part = Part::Mixed;
         } else if text.starts_with("Node ") {
             let (id, rest) = zone_heading(line, text)?;
-            if in_counts { counts(line, &mut blocks, &id, rest)? } else { free(line, &mut blocks, id, rest)? }
+            match part {
+                Part::Free => free(line, &mut blocks, id, rest)?,
+                Part::Counts => counts(line, &mut blocks, &id, rest)?,
+                Part::Mixed => {}
+            }
         } else if !(text.is_empty()
             || text.starts_with("Pages per block:")
             || text.starts_with("Free pages count"))
@@ -80,7 +96,12 @@ pub fn parse(bytes: &[u8]) -> Result<Blocks, ParseError> {
             return Err(ParseError::new(line, "a line of pagetypeinfo", text));
         }
     }
-    if let Some(zone) = blocks.zones.iter().find(|zone| zone.pageblocks.len() != blocks.types.len()) {
+    blocks.pageblock_order =
+        pageblock_order.ok_or_else(|| ParseError::new(0, "`Page block order:`", "none"))?;
+    let whole = |zone: &ZoneBlocks| {
+        zone.free.len() == blocks.types.len() && zone.pageblocks.len() == blocks.types.len()
+    };
+    if let Some(zone) = blocks.zones.iter().find(|zone| !whole(zone)) {
         return Err(ParseError::new(
             0,
             format!("a count of pageblocks for each type in zone {}", zone.id),
@@ -118,6 +139,9 @@ fn free(line: usize, blocks: &mut Blocks, id: ZoneId, rest: &str) -> Result<(), 
         None if first && position < TYPES_MAX && kind.len() <= NAME_MAX => blocks.types.push(kind),
         Some(known) if *known == kind => {}
         _ => return Err(ParseError::new(line, "the migratetypes of the first zone, in their order", &kind)),
+    }
+    if zone.free.first().is_some_and(|first| first.len() != row.len()) {
+        return Err(ParseError::new(line, "as many orders as in the first row", rest));
     }
     zone.free.push(row);
     Ok(())

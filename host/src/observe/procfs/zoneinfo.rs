@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{ParseError, ZoneId, check_new, counter, lines, name, zone_heading};
+use super::{ParseError, ZoneId, check_new, counter, lines, name, number, zone_heading};
 
 /// Counters of one zone or pageset.
 const VALUES_MAX: usize = 128;
@@ -71,7 +71,8 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<Zone>, ParseError> {
             insert(line, &mut zone.values, "free", rest)?;
         } else if text == "pagesets" || text.starts_with("protection:") || text.is_empty() {
             in_node_stats = false;
-        } else if text.starts_with("cpu:") {
+        } else if let Some(cpu) = text.strip_prefix("cpu:") {
+            number(line, cpu.trim())?;
             if zone.pagesets.len() >= CPUS_MAX {
                 return Err(ParseError::new(line, format!("at most {CPUS_MAX} CPUs"), text));
             }
