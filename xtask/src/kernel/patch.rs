@@ -44,12 +44,14 @@ pub(crate) fn pair(
     // What a hunk's heading says decides too.
     let headings: Vec<&str> = series.patches.iter().flat_map(hunks).map(|(_, hunk)| &*hunk.heading).collect();
     parts.extend(headings);
+    parts.extend(series.patches.iter().map(|patch| &*patch.title));
     let key = cache::key(&parts);
     let record = cache.path("pairs", &format!("{key}.json"));
     if let Some(pair) = cache::read_record::<PairTrees>(&record)
         && store.holds(&format!("base-{key}"), &pair.base)
         && store.holds(&format!("patched-{key}"), &pair.patched)
     {
+        cache::touch(&record);
         return Ok(pair);
     }
     let work = Applier {
