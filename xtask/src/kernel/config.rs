@@ -49,7 +49,7 @@ pub(crate) fn dropped(request: &Request, dot_config: &str) -> Vec<String> {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-struct Option_ {
+struct Wanted {
     name: String,
     value: String,
     from: Option<Line>,
@@ -57,13 +57,13 @@ struct Option_ {
     reason: String,
 }
 
-impl Option_ {
+impl Wanted {
     fn wanted_on(&self, line: Line) -> bool {
         self.from.is_none_or(|from| from <= line) && self.to.is_none_or(|to| line <= to)
     }
 }
 
-fn parse(text: &str) -> Result<Vec<Option_>, String> {
+fn parse(text: &str) -> Result<Vec<Wanted>, String> {
     let mut options = Vec::new();
     for (at, line) in text.lines().enumerate() {
         if line.trim().is_empty() || line.starts_with('#') {
@@ -75,7 +75,7 @@ fn parse(text: &str) -> Result<Vec<Option_>, String> {
     Ok(options)
 }
 
-fn parse_line(line: &str) -> Result<Option_, &'static str> {
+fn parse_line(line: &str) -> Result<Wanted, &'static str> {
     let (setting, comment) = line.split_once('#').ok_or("the option has no reason beside it")?;
     let (name, value) = setting.trim().split_once('=').ok_or("it is not CONFIG_X=value")?;
     if !name.starts_with("CONFIG_") || value.is_empty() {
@@ -100,7 +100,7 @@ fn parse_line(line: &str) -> Result<Option_, &'static str> {
         };
         (from, to) = (bound(first)?, bound(last)?);
     }
-    Ok(Option_ { name: name.to_owned(), value: value.to_owned(), from, to, reason: reason.to_owned() })
+    Ok(Wanted { name: name.to_owned(), value: value.to_owned(), from, to, reason: reason.to_owned() })
 }
 
 /// `6.12` as numbers.

@@ -1,6 +1,7 @@
 //! A tarball into the store, as a stream: nothing is unpacked to disk.
 
 use std::io::{self, BufWriter, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 use std::process::{Child, ChildStdin, Stdio};
 use std::time::{Duration, Instant};
@@ -121,8 +122,6 @@ fn write_stream(
     }
     out.write_all(b"done\n").and_then(|()| out.flush()).map_err(pipe_broke)
 }
-
-use std::os::unix::ffi::OsStrExt;
 
 fn link_target(entry: &tar::Entry<'_, impl Read>) -> Result<Vec<u8>, String> {
     match entry.link_name_bytes() {
