@@ -205,3 +205,75 @@ mod full_matrix {
         }
     }
 }
+
+/// Images that are no kernel, but that a machine starts: the smallest ELF with a PVH entry (Xen's PHYS32_ENTRY note).
+fn image(folder: &Path, code: &[u8]) -> String {
+    const LOAD: u64 = 0x10_0000;
+    let (headers, note_at, code_at) = (64 + 2 * 56, 0x200_usize, 0x400_usize);
+    let mut elf = vec![0_u8; code_at];
+    let mut put = |at: usize, bytes: &[u8]| elf[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, b"\x7fELF\x02\x01\x01");
+    // ET_EXEC for x86-64, version 1; entry; program headers right behind; sizes and counts.
+    put(16, &[2, 0, 62, 0, 1, 0, 0, 0]);
+    put(24, &LOAD.to_le_bytes());
+    put(32, &64_u64.to_le_bytes());
+    put(52, &[64, 0, 56, 0, 2, 0]);
+    let mut header = |at: usize, kind: u32, offset: u64, address: u64, len: u64| {
+        put(at, &kind.to_le_bytes());
+        put(at + 4, &7_u32.to_le_bytes());
+        for (index, value) in [offset, address, address, len, len].into_iter().enumerate() {
+            put(at + 8 + 8 * index, &value.to_le_bytes());
+        }
+        put(at + 48, &4_u64.to_le_bytes());
+    };
+    header(64, 1, code_at as u64, LOAD, code.len() as u64);
+    header(120, 4, note_at as u64, 0, 20);
+    assert!(headers <= note_at);
+    put(note_at, &[4, 0, 0, 0, 4, 0, 0, 0, 18, 0, 0, 0]);
+    put(note_at + 12, b"Xen\0");
+    put(note_at + 16, &(LOAD as u32).to_le_bytes());
+    elf.extend_from_slice(code);
+    // By which an image is known to be Linux.
+    elf.extend_from_slice(b"\0Linux version 0.0.0 (nobody@nowhere) #1\n\0");
+    let path = folder.join("vmlinux");
+    std::fs::write(&path, elf).expect("a file is written");
+    format!("vmlinux:{}", path.to_str().expect("a path in UTF-8"))
+}
+
+#[test]
+fn d01_an_image_that_hangs_at_boot_has_no_verdict() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // cli; hlt; jmp to the hlt
+    let image = image(folder.path(), &[0xfa, 0xf4, 0xeb, 0xfd]);
+    let (code, report) = test_kernel(&["--kernel", &image, "--script", "quiet", "--boot-limit", "2"]);
+    assert_eq!((code, &report["verdict"]), (125, &"no-verdict".into()));
+    assert!(
+        report["reason"].as_str().expect("a reason").contains("not ready within 2 s"),
+        "{}",
+        report["reason"]
+    );
+}
+
+#[test]
+fn d02_an_image_that_faults_at_boot_has_no_verdict_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // lidt of zeros behind the code; ud2: no handler for it, nor for the fault that follows, so the machine resets.
+    let image = image(
+        folder.path(),
+        &[0x0f, 0x01, 0x1d, 0x10, 0, 0x10, 0, 0x0f, 0x0b, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+    );
+    let (code, report) = test_kernel(&["--kernel", &image, "--script", "quiet"]);
+    assert_eq!((code, &report["verdict"]), (125, &"no-verdict".into()));
+    let reason = report["reason"].as_str().expect("a reason");
+    assert!(reason.contains("ended before the agent was ready"), "{reason}");
+}
+
+#[test]
+fn d03_a_script_that_the_guest_has_no_memory_for_is_refused_before_anything_is_built() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = folder.path().join("large.toml");
+    let text = "about = 'a'\n[[step]]\nanonymous = { name = 'a', mib = 900 }\n[[step]]\ncheckpoint = 'c'\n";
+    std::fs::write(&script, text).expect("a file is written");
+    let output = xtask(&["test-kernel", "--script", script.to_str().expect("UTF-8"), "--memory", "512"]);
+    assert_eq!(output.status.code(), Some(2));
+}

@@ -99,7 +99,8 @@ fn findings(text: &mut String, run: &RunReport) {
         let _ = writeln!(text, "{name}: no verdict: {reason}");
     }
     if let Some(tail) = &run.console_tail {
-        let _ = writeln!(text, "{name}: the console's last lines:");
+        let empty = if tail.is_empty() { " there are none" } else { "" };
+        let _ = writeln!(text, "{name}: the console's last lines:{empty}");
         for line in tail.lines() {
             let _ = writeln!(text, "  | {line}");
         }
