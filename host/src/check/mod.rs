@@ -30,9 +30,13 @@ pub struct Violation {
 type Check = fn(&Checkpoint) -> Vec<Violation>;
 
 /// Every invariant that `/proc` alone can show, by the name it has in reports.
-pub const INVARIANTS: [(&str, Check); 5] = [
+pub const INVARIANTS: [(&str, Check); 9] = [
     ("I1", procfs::list_lengths),
     ("I2", procfs::free_pages),
+    ("I3", procfs::free_cma),
+    ("I4", procfs::free_highatomic),
+    ("I5", procfs::reserved_highatomic),
+    ("I9", procfs::free_pages_blocks),
     ("pageblocks", procfs::pageblocks),
     ("vmstat-sum", procfs::vmstat_sum),
     ("kpageflags-buddy", procfs::kpageflags_buddy),

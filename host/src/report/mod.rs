@@ -232,7 +232,7 @@ impl RunReport {
             checkpoints: Vec::new(),
             violations: Vec::new(),
             divergences: Vec::new(),
-            console: console::scan(&run.console),
+            console: console::scan(&run.console, run.boot_s.is_some()),
             taint: Vec::new(),
             console_tail: run.console_tail,
             command: run.command,

@@ -188,3 +188,15 @@ fn a_file_is_written_whole() {
     assert_eq!(value["verdict"], "no-verdict");
     assert_eq!(value["reason"], "nothing was built");
 }
+
+/// A script that asks for more memory than there is, and an agent that dies, end in a panic too; it is not the kernel's.
+#[test]
+fn a_panic_that_the_script_or_the_agent_brought_about_is_no_finding() {
+    for panic in ["System is deadlocked on memory", "Attempted to kill init! exitcode=0x00000100"] {
+        let log = format!("buddydiff agent: ready\n[    1.0] Kernel panic - not syncing: {panic}\n");
+        let mut patched = undecided(Patched);
+        patched.console = crate::check::console::scan(log.as_bytes(), true);
+        assert_eq!(patched.console.len(), 1);
+        assert_eq!(report(vec![run(Base), patched]).verdict, Verdict::NoVerdict, "{panic}");
+    }
+}

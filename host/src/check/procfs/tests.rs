@@ -95,14 +95,21 @@ fn what_a_cpu_holds_back_is_no_violation() {
     assert_eq!(check(&checkpoint), []);
 }
 
+/// A CPU that gives back all that its lists may hold moves that much between the two readings.
 #[test]
-fn where_pages_moved_while_they_were_read_one_refill_and_one_drain_are_allowed() {
-    let mut checkpoint = checkpoint(ProcFile::Zoneinfo, "pages free     28", "pages free     12");
+fn where_pages_moved_while_they_were_read_what_the_per_cpu_lists_may_hold_is_allowed() {
+    let full = "pages free     13\n        spanned  32\n        present  32\n  pagesets\n    cpu: 0\n              high_max: 13";
+    let bare = "pages free     28\n        spanned  32\n        present  32\n  pagesets\n    cpu: 0";
+    let mut checkpoint = checkpoint(ProcFile::Zoneinfo, bare, full);
     checkpoint.still = false;
-    // Two CPUs' worth: threshold 2 and twice batch 7.
+    // 15 pages off: threshold 2 and 13.
     assert!(free_pages(&checkpoint).is_empty());
-    checkpoint.still = true;
+    checkpoint.zoneinfo[1].pagesets[0].values.insert("high_max".into(), 12);
     assert_eq!(free_pages(&checkpoint).len(), 1);
+    // More than the zone has cannot move, and a threshold is a byte.
+    checkpoint.zoneinfo[1].pagesets[0].values.insert("high_max".into(), i64::MAX);
+    checkpoint.zoneinfo[1].pagesets[0].threshold = Some(i64::MAX);
+    assert_eq!(allowance(&checkpoint, &checkpoint.zoneinfo[1]), 127 + 32);
 }
 
 #[test]
@@ -160,4 +167,33 @@ fn a_free_page_without_its_flag_is_found() {
     assert_eq!(names(&checkpoint), [("kpageflags-buddy", String::new())]);
     checkpoint.still_after_flags = false;
     assert_eq!(names(&checkpoint), []);
+}
+
+/// A zone of 7.2 or later with one free block of 4 pages that is CMA and one of 8 pages that is HIGHATOMIC: one pageblock
+/// and two.
+fn typed(counters: &str) -> Vec<(&'static str, String)> {
+    let pagetypeinfo = "Page block order: 2\n\
+        Node    0, zone      DMA, type   HighAtomic      0      0      0      1\n\
+        Node    0, zone      DMA, type          CMA      0      0      1      0\n\
+        Number of blocks type     HighAtomic      CMA\n\
+        Node 0, zone      DMA            2            1\n";
+    let mut raw = RawCheckpoint { name: "c".into(), still: true, ..Default::default() };
+    let zoneinfo =
+        format!("Node 0, zone      DMA\n  pages free     12\n  spanned  12\n  present  12\n{counters}");
+    raw.files.insert(ProcFile::Buddyinfo, b"Node 0, zone      DMA      0      0      1      1\n".to_vec());
+    raw.files.insert(ProcFile::Zoneinfo, zoneinfo.into_bytes());
+    raw.files.insert(ProcFile::Pagetypeinfo, pagetypeinfo.into());
+    names(&Checkpoint::parse(&raw).unwrap())
+}
+
+#[test]
+fn counters_of_a_migratetype_are_held_to_its_lists() {
+    let dma = |invariant| vec![(invariant, "DMA".to_owned())];
+    assert_eq!(typed(""), [], "6.1 and 6.12 do not print them all");
+    let sound = " nr_free_cma 4\n free_highatomic: 8\n reserved_highatomic: 8\n nr_free_pages_blocks 12\n";
+    assert_eq!(typed(sound), []);
+    assert_eq!(typed(&sound.replace("cma 4", "cma 8")), dma("I3"));
+    assert_eq!(typed(&sound.replace("free_highatomic: 8", "free_highatomic: 7")), dma("I4"));
+    assert_eq!(typed(&sound.replace("reserved_highatomic: 8", "reserved_highatomic: 4")), dma("I5"));
+    assert_eq!(typed(&sound.replace("blocks 12", "blocks 8")), dma("I9"));
 }
