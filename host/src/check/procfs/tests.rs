@@ -197,3 +197,38 @@ fn counters_of_a_migratetype_are_held_to_its_lists() {
     assert_eq!(typed(&sound.replace("reserved_highatomic: 8", "reserved_highatomic: 4")), dma("I5"));
     assert_eq!(typed(&sound.replace("blocks 12", "blocks 8")), dma("I9"));
 }
+
+#[test]
+fn free_pages_that_are_too_many_break_i2_too() {
+    let checkpoint = checkpoint(ProcFile::Zoneinfo, "pages free     28", "pages free     31");
+    let found = free_pages(&checkpoint);
+    assert!(found.len() == 1 && found[0].text.contains("3 more"), "{found:?}");
+}
+
+/// `smp` kernels print a zone's counter below zero as 0: the sum over zones then says nothing.
+#[test]
+fn a_zone_that_shows_no_free_pages_leaves_the_sum_undecided() {
+    assert!(vmstat_sum(&checkpoint(ProcFile::Zoneinfo, "pages free     28", "pages free     0")).is_empty());
+    assert_eq!(vmstat_sum(&checkpoint(ProcFile::Zoneinfo, "pages free     28", "pages free     1")).len(), 1);
+}
+
+/// pagetypeinfo shows an isolated pageblock as isolated, whatever else it is.
+#[test]
+fn reserves_are_left_alone_while_a_pageblock_is_isolated() {
+    let text = |isolated: u32| {
+        format!(
+            "Page block order: 3\n\
+             Node    0, zone      DMA, type   HighAtomic      0      0      1\n\
+             Node    0, zone      DMA, type      Isolate      0      0      0\n\
+             Number of blocks type     HighAtomic      Isolate\n\
+             Node 0, zone      DMA            0            {isolated}\n"
+        )
+    };
+    let mut checkpoint =
+        checkpoint(ProcFile::Zoneinfo, "pages free     4", "pages free     4\n reserved_highatomic: 8");
+    for (isolated, violations) in [(0, 1), (1, 0)] {
+        let parsed = crate::observe::procfs::pagetypeinfo::parse(text(isolated).as_bytes()).unwrap();
+        checkpoint.pagetypeinfo = Some(parsed);
+        assert_eq!(reserved_highatomic(&checkpoint).len(), violations);
+    }
+}
