@@ -47,6 +47,8 @@ const TOOLS: &[Tool] = &[
     tool("bc", "bc", Work::Build),
     tool("perl", "perl", Work::Build),
     tool("pahole", "pahole", Work::Build),
+    // The kernel's own libbpf generates a header with it.
+    tool("python3", "python3", Work::Build),
     // resolve_btfids and objtool are built along with the kernel, and read ELF files.
     tool("usr/include/gelf.h", "libelf-dev", Work::Build),
     tool("usr/include/zlib.h", "zlib1g-dev", Work::Build),
@@ -204,7 +206,7 @@ mod tests {
     #[test]
     fn missing_tools_are_named_with_the_one_line_that_installs_them() {
         let folder = tempfile::tempdir().unwrap();
-        for name in ["make", "gcc", "ld", "flex", "bison", "perl"] {
+        for name in ["make", "gcc", "ld", "flex", "bison", "perl", "python3"] {
             std::fs::write(folder.path().join(name), "").unwrap();
         }
         let found = missing(&[Work::Build], folder.path(), &[folder.path().to_owned()], true);

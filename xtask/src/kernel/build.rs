@@ -346,7 +346,10 @@ impl FirstError {
 
     fn see(&mut self, line: &str) {
         self.disk_full |= run::says_disk_full(line);
-        let compiler = line.contains(": error:") || line.contains(": fatal error:");
+        // A tool that is not there stops a build as surely as a syntax error, and says as much.
+        let tool = line.contains("sh: ") && line.ends_with(": not found")
+            || line.contains("/env: ") && line.ends_with(": No such file or directory");
+        let compiler = tool || line.contains(": error:") || line.contains(": fatal error:");
         let linker = line.contains("undefined reference to") || line.starts_with("ERROR:");
         let maker = line.starts_with("make") && line.contains("***");
         if self.lines.is_empty() && (compiler || linker || maker) || compiler && !self.from_compiler {
@@ -477,6 +480,17 @@ mod tests {
             errors.see(line);
         }
         assert!(errors.text().contains("real"));
+    }
+
+    #[test]
+    fn a_tool_that_is_not_there_beats_makes_own_too() {
+        for missing in ["/usr/bin/env: 'python3': No such file or directory", "/bin/sh: 1: bc: not found"] {
+            let mut errors = FirstError::default();
+            for line in ["  GEN     x.h", missing, "make[3]: *** [Makefile:160: x.h] Error 127"] {
+                errors.see(line);
+            }
+            assert!(errors.text().starts_with(&format!("  | {missing}")), "{}", errors.text());
+        }
     }
 
     #[test]
