@@ -3,7 +3,9 @@
 mod table;
 mod verdict;
 
+use std::fs;
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde::Serialize;
@@ -171,13 +173,19 @@ impl Report {
         output.flush()
     }
 
-    /// Writes the JSON to a file, whole or not at all.
+    /// Writes the JSON to a file, whole or not at all. What is there and is no file, such as `/dev/null` or a pipe, is
+    /// written to and stays what it is.
     ///
     /// # Errors
     /// Where it cannot be written.
     pub fn write_to(&self, path: &Path) -> io::Result<()> {
+        if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+            return self.write(io::BufWriter::new(fs::OpenOptions::new().write(true).open(path)?));
+        }
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        // As any new file, less what the umask takes: a temporary one could be read by its owner alone.
+        let permissions = fs::Permissions::from_mode(0o666);
+        let mut file = tempfile::Builder::new().permissions(permissions).tempfile_in(folder)?;
         self.write(io::BufWriter::new(&mut file))?;
         file.persist(path).map(drop).map_err(|error| error.error)
     }

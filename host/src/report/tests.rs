@@ -200,3 +200,26 @@ fn a_panic_that_the_script_or_the_agent_brought_about_is_no_finding() {
         assert_eq!(report(vec![run(Base), patched]).verdict, Verdict::NoVerdict, "{panic}");
     }
 }
+
+#[test]
+fn a_report_replaces_a_file_but_not_a_pipe() {
+    let folder = tempfile::tempdir().unwrap();
+    let report = report(vec![run(Base), run(Patched)]);
+    let mut json = Vec::new();
+    report.write(&mut json).unwrap();
+
+    let file = folder.path().join("report.json");
+    std::fs::write(&file, "an old one, longer than nothing").unwrap();
+    report.write_to(&file).unwrap();
+    assert_eq!(std::fs::read(&file).unwrap(), json);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
+
+    let pipe = folder.path().join("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+    // Holding both ends lets the writer open it; the report fits into the pipe.
+    let mut both = std::fs::OpenOptions::new().read(true).write(true).open(&pipe).unwrap();
+    report.write_to(&pipe).unwrap();
+    let mut read = vec![0; json.len()];
+    std::io::Read::read_exact(&mut both, &mut read).unwrap();
+    assert_eq!(read, json);
+}
