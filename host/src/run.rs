@@ -150,7 +150,7 @@ pub struct Run {
     pub release: Option<String>,
     /// Checkpoints that arrived whole.
     pub checkpoints: Vec<RawCheckpoint>,
-    /// What the guest printed, at most [`CONSOLE_MAX`] bytes.
+    /// What the guest printed, at most 64 MiB.
     pub console: Vec<u8>,
     /// The console's last lines, where the run did not end well.
     pub console_tail: Option<String>,

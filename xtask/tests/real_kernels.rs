@@ -1,6 +1,7 @@
 //! End to end on real kernels: fetched, built, booted. Run by `cargo xtask ci`.
 //!
-//! The default set takes four builds from nothing and three small ones on top; everything else is in `full-matrix`.
+//! The default set takes six builds from nothing (patch 3 of `movable-pageblocks` changes a header that everything
+//! includes) and a few small ones on top; everything else is in `full-matrix`.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -122,10 +123,10 @@ fn a05_a_kernel_that_is_broken_in_another_way_is_found_out() {
 }
 
 #[test]
-fn b01_five_patches_on_7_2() {
-    let (code, report) = test_kernel(&["--kernel", "7.2", "--series", "movable-pageblocks"]);
+fn b01_one_patch_on_7_2_and_back() {
+    let (code, report) = test_kernel(&["--kernel", "7.2", "--series", "guard-accounting"]);
     assert_guard_table(code, &report);
-    assert_eq!(report["kernels"][1]["series"].as_array().map(Vec::len), Some(5));
+    assert_eq!(report["kernels"][1]["series"].as_array().map(Vec::len), Some(1));
 }
 
 /// The mail that the project started from is no part of the repository.

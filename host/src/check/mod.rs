@@ -49,7 +49,7 @@ pub fn check(checkpoint: &Checkpoint) -> Vec<Violation> {
 }
 
 /// How many pages `nr_free_pages` of a zone may differ from the free lists without any fault: see
-/// [`procfs::allowance`].
+/// `allowance` in `procfs.rs`.
 #[must_use]
 pub fn free_pages_allowance(checkpoint: &Checkpoint, zone: &crate::observe::procfs::ZoneId) -> i64 {
     checkpoint

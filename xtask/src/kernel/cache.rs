@@ -104,7 +104,7 @@ pub(crate) fn write_aside(path: &Path, content: &[u8]) -> Result<(), KernelError
     Ok(())
 }
 
-/// Marks a file or folder as used now, for [`super::prune`].
+/// Marks a file or folder as used now, for [`mod@super::prune`].
 pub(crate) fn touch(path: &Path) {
     // Only the order of pruning suffers if this fails.
     let _ = File::open(path).and_then(|file| file.set_modified(std::time::SystemTime::now()));

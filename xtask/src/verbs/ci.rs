@@ -101,7 +101,7 @@ pub(crate) fn run(progress: &Progress, flags: &Ci) -> Result<(), CiError> {
             "lints",
             &["clippy", "--workspace", "--all-targets", "--features", "full-matrix", "--", "-D", "warnings"],
         ),
-        ("documentation", &["doc", "--workspace", "--no-deps", "--quiet"]),
+        ("documentation", &["doc", "--workspace", "--no-deps", "--document-private-items", "--quiet"]),
         ("fast tests", &["test", "--workspace"]),
         ("real kernels", real),
     ];

@@ -27,9 +27,14 @@ const DEFAULT_SCRIPT: &str = "guard-delta";
 /// What to test and how.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct TestKernel {
-    /// The kernel, with and without the series: a catalogue name, deb:PKG[=VERSION][@SUITE], git:DIR@REV, dir:PATH,
-    /// tar:FILE or vmlinux:FILE [default: 6.12 with guard-accounting].
-    #[arg(long, value_name = "SPEC", conflicts_with_all = ["base", "patched"])]
+    // Not a doc comment: rustdoc would take the brackets for a link.
+    #[arg(
+        long,
+        value_name = "SPEC",
+        conflicts_with_all = ["base", "patched"],
+        help = "The kernel, with and without the series: a catalogue name, deb:PKG[=VERSION][@SUITE], git:DIR@REV, \
+                dir:PATH, tar:FILE or vmlinux:FILE [default: 6.12 with guard-accounting]"
+    )]
     kernel: Option<String>,
     /// The patches on top: a name in kernels/patches, an mbox or a text with mails, or a folder of patches.
     #[arg(long, value_name = "NAME|FILE|DIR", conflicts_with_all = ["base", "patched"])]
