@@ -30,6 +30,9 @@ fn guests() -> Vec<String> {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     names.sort();
+    for version in ["6.1.", "6.12.", "7.2.", "7.3."] {
+        assert!(names.iter().any(|name| name.starts_with(version)), "no guest of {version}x in {names:?}");
+    }
     names
 }
 
