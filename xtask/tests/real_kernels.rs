@@ -115,8 +115,7 @@ fn a04_a_deterministic_console_repeats_to_the_byte() {
 /// One check in the suite must fail, to prove that failing works.
 #[test]
 fn a05_a_kernel_that_is_broken_in_another_way_is_found_out() {
-    let fault = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernels/patches/faults/nr-free");
-    let (code, report) = test_kernel(&["--kernel", "6.12", "--series", fault]);
+    let (code, report) = test_kernel(&["--kernel", "6.12", "--series", "faults/nr-free"]);
     assert_eq!((code, &report["verdict"]), (1, &"violation".into()));
     assert!(broken(&report, "patched").contains(&"I1".to_owned()), "{:?}", broken(&report, "patched"));
     assert!(broken(&report, "base").is_empty());
@@ -176,8 +175,14 @@ mod full_matrix {
     #[test]
     fn c02_four_cpus() {
         for kernel in ["6.1", "6.12", "7.2", "7.3"] {
-            let (code, report) = test_kernel(&["--kernel", kernel, "--cpus", "4", "--script", "quiet"]);
+            let folder = tempfile::tempdir().expect("a folder");
+            let keep = folder.path().to_str().expect("a path in UTF-8");
+            let (code, report) =
+                test_kernel(&["--kernel", kernel, "--cpus", "4", "--script", "quiet", "--keep", keep]);
             assert_eq!((code, &report["verdict"]), (0, &"consistent".into()), "{kernel}");
+            let console =
+                std::fs::read_to_string(folder.path().join("quiet-base-1/console.log")).expect("a console");
+            assert!(console.contains("node, 4 CPUs"), "{kernel}");
         }
     }
 

@@ -39,7 +39,8 @@ impl Qemu {
             "-m",
             &format!("{memory_mib}M,slots=1,maxmem={max_mib}M"),
             "-smp",
-            &config.cpus.to_string(),
+            // A socket each: without ACPI a kernel finds CPUs in the firmware's MP table, which lists one a socket.
+            &format!("{0},sockets={0},cores=1,threads=1", config.cpus),
             "-object",
             &format!(
                 "memory-backend-file,id=channel,share=on,size={},mem-path={}",

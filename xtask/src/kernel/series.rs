@@ -122,9 +122,8 @@ const MAX_PATCHES: usize = 2000;
 
 /// Reads the series called `name`, looking in `patches` (kernels/patches) for names.
 pub(crate) fn read(name: &str, patches: &Path) -> Result<Series, SeriesError> {
-    let plain = !name.contains('/') && !name.starts_with('.');
-    let ours = patches.join(name);
-    let path = if plain && ours.is_dir() { ours } else { PathBuf::from(name) };
+    let path =
+        if names(patches).iter().any(|ours| ours == name) { patches.join(name) } else { PathBuf::from(name) };
     let list = if path.is_dir() {
         read_dir(&path)?
     } else if path.is_file() {
@@ -138,14 +137,31 @@ pub(crate) fn read(name: &str, patches: &Path) -> Result<Series, SeriesError> {
     Ok(Series { name: name.to_owned(), patches: list })
 }
 
-/// The series in kernels/patches/.
+/// The series in kernels/patches/: folders that hold patches, and those one level deeper, such as `faults/nr-free`.
 pub(crate) fn names(patches: &Path) -> Vec<String> {
-    let listing = fs::read_dir(patches).into_iter().flatten().filter_map(Result::ok);
-    let folders = listing.filter(|entry| entry.path().is_dir());
-    let mut names: Vec<String> =
-        folders.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let mut names = Vec::new();
+    for folder in folders(patches) {
+        let name = |path: &Path| path.strip_prefix(patches).unwrap_or(path).to_string_lossy().into_owned();
+        if holds_patches(&folder) {
+            names.push(name(&folder));
+        }
+        names.extend(folders(&folder).iter().filter(|below| holds_patches(below)).map(|below| name(below)));
+    }
     names.sort();
     names
+}
+
+fn folders(path: &Path) -> Vec<PathBuf> {
+    let listing = fs::read_dir(path).into_iter().flatten().filter_map(Result::ok);
+    listing.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+}
+
+fn is_patch(path: &Path) -> bool {
+    path.extension().is_some_and(|ext| ext == "patch" || ext == "diff")
+}
+
+fn holds_patches(folder: &Path) -> bool {
+    fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok).any(|entry| is_patch(&entry.path()))
 }
 
 /// A folder holds its patches in the order of their names, one or more mails in each.
@@ -154,7 +170,7 @@ fn read_dir(folder: &Path) -> Result<Vec<Patch>, SeriesError> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(io)? {
         let path = entry.map_err(io)?.path();
-        if path.extension().is_some_and(|ext| ext == "patch" || ext == "diff") {
+        if is_patch(&path) {
             paths.push(path);
         }
     }
