@@ -81,6 +81,7 @@ pub(crate) fn run(progress: &Progress, flags: &Ci) -> Result<(), CiError> {
             "real_kernels",
             "--",
             "--nocapture",
+            "--test-threads=1",
         ]
     } else {
         &[
@@ -93,6 +94,7 @@ pub(crate) fn run(progress: &Progress, flags: &Ci) -> Result<(), CiError> {
             "real_kernels",
             "--",
             "--nocapture",
+            "--test-threads=1",
         ]
     };
     let parts: [(&str, &[&str]); 5] = [
