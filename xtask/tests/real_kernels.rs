@@ -122,6 +122,15 @@ fn a05_a_kernel_that_is_broken_in_another_way_is_found_out() {
 }
 
 #[test]
+fn a06_every_step_of_a_script_works_on_a_kernel_of_ours() {
+    let (code, report) = test_kernel(&["--kernel", "6.12", "--script", "every-step"]);
+    assert_eq!((code, &report["verdict"]), (0, &"consistent".into()));
+    let zones = runs(&report, "patched")[0]["checkpoints"][0]["zones"].as_array().expect("zones");
+    let names: Vec<&str> = zones.iter().map(|zone| zone["zone"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["DMA", "DMA32", "Normal"], "low_memory_mib gives a small guest a ZONE_NORMAL");
+}
+
+#[test]
 fn b01_one_patch_on_7_2_and_back() {
     let (code, report) = test_kernel(&["--kernel", "7.2", "--series", "guard-accounting"]);
     assert_guard_table(code, &report);
@@ -184,6 +193,18 @@ mod full_matrix {
                 std::fs::read_to_string(folder.path().join("quiet-base-1/console.log")).expect("a console");
             assert!(console.contains("node, 4 CPUs"), "{kernel}");
         }
+    }
+
+    #[test]
+    fn c05_every_step_works_where_the_kernel_has_what_it_needs() {
+        for kernel in ["7.2", "7.3"] {
+            let (code, report) = test_kernel(&["--kernel", kernel, "--script", "every-step"]);
+            assert_eq!((code, &report["verdict"]), (0, &"consistent".into()), "{kernel}");
+        }
+        let (code, report) = test_kernel(&["--kernel", "6.1", "--script", "every-step"]);
+        assert_eq!((code, &report["verdict"]), (125, &"no-verdict".into()));
+        let reason = report["reason"].as_str().expect("a reason");
+        assert!(reason.contains("no anonymous pages of 64 KiB"), "{reason}");
     }
 
     #[test]
