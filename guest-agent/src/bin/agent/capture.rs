@@ -14,6 +14,9 @@ const TRIES: usize = 10;
 /// Text files of `/proc` are read whole into memory kept for them; none comes near this.
 const TEXT_MAX: usize = 1 << 20;
 
+/// Reading it folds the per-CPU counter differences. An `up` kernel has neither.
+pub(crate) const STAT_REFRESH: &str = "/proc/sys/vm/stat_refresh";
+
 /// The open files and the buffers they are read into.
 pub(crate) struct Capture {
     texts: Vec<(ProcFile, File, Vec<u8>)>,
@@ -22,7 +25,7 @@ pub(crate) struct Capture {
     chunk: Vec<u8>,
     /// buddyinfo once more, to see whether anything moved.
     again: Option<(File, Vec<u8>)>,
-    /// `vm.stat_refresh`. An `up` kernel has neither differences to fold nor the file.
+    /// [`STAT_REFRESH`].
     refresh: Option<File>,
 }
 
@@ -35,7 +38,7 @@ impl Capture {
             missing: Vec::new(),
             chunk: vec![0; CHUNK_MAX],
             again: None,
-            refresh: open_if_there("/proc/sys/vm/stat_refresh")?,
+            refresh: open_if_there(STAT_REFRESH)?,
         };
         for &file in files {
             let Some(opened) = open_if_there(file.path())? else {
@@ -52,7 +55,6 @@ impl Capture {
                 capture.texts.push((file, opened, vec![0; TEXT_MAX]));
             }
         }
-        capture.fold_counters()?;
         let lengths = capture.read_texts()?;
         capture.is_still(&lengths)?;
         Ok(capture)
@@ -61,14 +63,12 @@ impl Capture {
     /// Reads all texts one right after the other, so that their figures are as close in time as they can be, and only
     /// then sends them.
     pub(crate) fn take(&mut self, index: u32, channel: &mut Channel) -> Result<(), Failure> {
-        self.fold_counters()?;
         let mut lengths = self.read_texts()?;
         let mut still = self.is_still(&lengths)?;
         for _ in 1..TRIES {
             if still {
                 break;
             }
-            self.fold_counters()?;
             lengths = self.read_texts()?;
             still = self.is_still(&lengths)?;
         }
@@ -104,18 +104,6 @@ impl Capture {
         channel.send(&Message::Checkpoint { index, still, still_after_flags, missing: self.missing.clone() })
     }
 
-    /// Folds the per-CPU differences into the counters (mm/vmstat.c, vmstat_refresh()).
-    fn fold_counters(&self) -> Result<(), Failure> {
-        let Some(refresh) = &self.refresh else { return Ok(()) };
-        // Fails with EINVAL where a counter is below zero, which is for the host to judge; it has folded all the same.
-        match refresh.read_at(&mut [0], 0) {
-            Err(error) if error.kind() != ErrorKind::InvalidInput => {
-                Err(format!("failed to fold the counters: {error}"))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Whether buddyinfo is what it was when the texts were read.
     fn is_still(&mut self, lengths: &[usize]) -> Result<bool, Failure> {
         let Some((file, buffer)) = &mut self.again else { return Ok(false) };
@@ -124,12 +112,33 @@ impl Capture {
         Ok(before.is_some_and(|((_, _, before), before_len)| before[..*before_len] == buffer[..len]))
     }
 
+    /// buddyinfo first, then the counters are folded, then the rest: if buddyinfo is the same afterwards, whatever moved
+    /// before is in the counters that were read.
     fn read_texts(&mut self) -> Result<Vec<usize>, Failure> {
-        self.texts.iter_mut().map(|(file, opened, buffer)| read_whole(*file, opened, buffer)).collect()
+        let mut lengths = Vec::with_capacity(self.texts.len());
+        for (file, opened, buffer) in &mut self.texts {
+            if *file != ProcFile::Buddyinfo && lengths.len() <= 1 {
+                fold_counters(self.refresh.as_ref())?;
+            }
+            lengths.push(read_whole(*file, opened, buffer)?);
+        }
+        Ok(lengths)
     }
 }
 
-fn open_if_there(path: &str) -> Result<Option<File>, Failure> {
+/// Folds the per-CPU differences into the counters (mm/vmstat.c, vmstat_refresh()).
+pub(crate) fn fold_counters(refresh: Option<&File>) -> Result<(), Failure> {
+    let Some(refresh) = refresh else { return Ok(()) };
+    match refresh.read_at(&mut [0], 0) {
+        // A counter below zero, as some kernels say it: they have folded all the same, and judging is the host's.
+        Err(error) if error.kind() != ErrorKind::InvalidInput => {
+            Err(format!("failed to fold the counters: {error}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn open_if_there(path: &str) -> Result<Option<File>, Failure> {
     match File::open(path) {
         Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),

@@ -14,6 +14,7 @@ use guest_agent::script::{
 };
 use memmap2::{Advice, MmapMut, MmapOptions, UncheckedAdvice};
 
+use crate::capture::{STAT_REFRESH, fold_counters, open_if_there};
 use crate::{Context, Failure};
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
@@ -353,10 +354,16 @@ fn drop_caches(caches: Caches) -> Result<(), Failure> {
     fs::write("/proc/sys/vm/drop_caches", value).context("drop caches")
 }
 
+/// Folding the counters also lets the per-CPU lists decay (mm/vmstat.c, refresh_cpu_vm_stats(), 6.12 and later), which
+/// gives pages back for seconds after a load; so it is done here, until it moves nothing any more.
 fn wait_quiet(step: &WaitQuiet) -> Result<(), Failure> {
     let start = Instant::now();
     let limit = Duration::from_secs(step.limit_s.into());
-    let read = || fs::read("/proc/buddyinfo").context("read /proc/buddyinfo");
+    let refresh = open_if_there(STAT_REFRESH)?;
+    let read = || -> Result<Vec<u8>, Failure> {
+        fold_counters(refresh.as_ref())?;
+        fs::read("/proc/buddyinfo").context("read /proc/buddyinfo")
+    };
     let mut before = read()?;
     loop {
         std::thread::sleep(Duration::from_millis(step.interval_ms.into()));
