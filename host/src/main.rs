@@ -103,6 +103,7 @@ fn test(flags: &Test) -> Result<ExitCode, (u8, String)> {
     let subject = |role, vmlinux| Subject { role, name: "kernel", vmlinux };
     let subjects = [subject(Role::Base, &flags.base), subject(Role::Patched, &flags.patched)];
     let runs = pair::run(&plan, subjects, &|event| match event {
+        Event::Starts { command } => eprintln!("+ {command}"),
         Event::Does { guest, what } => eprintln!("{guest}: {what}"),
         Event::Ended { guest, how } => eprintln!("{guest}: {how}"),
     });

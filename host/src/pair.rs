@@ -6,7 +6,7 @@ use std::time::Duration;
 use guest_agent::script::Script;
 
 use crate::report::{Role, RunName, RunReport};
-use crate::run::{self, Outcome, RunConfig, RunError};
+use crate::run::{self, News, Outcome, RunConfig, RunError};
 use crate::vm::Backend;
 
 /// What a guest takes of the host besides its RAM, in MiB: QEMU itself and its translations.
@@ -50,6 +50,11 @@ pub struct Subject<'a> {
 /// What there is to watch. The guest is named by role, kernel and script.
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
+    /// A machine is about to be started.
+    Starts {
+        /// The line that does it.
+        command: &'a str,
+    },
     /// A guest goes on to something else.
     Does {
         /// Which guest.
@@ -118,7 +123,12 @@ fn run_one(
         keep: keep.as_deref(),
     };
     let guest = format!("{role} {}, {script_name}", subject.name);
-    let run = run::run(plan.backend, &config, &mut |what| watch(Event::Does { guest: &guest, what }))?;
+    let run = run::run(plan.backend, &config, &mut |news| {
+        watch(match news {
+            News::Command(command) => Event::Starts { command },
+            News::Does(what) => Event::Does { guest: &guest, what },
+        });
+    })?;
     let how = match run.outcome {
         Outcome::Complete { .. } => "ran to its end",
         Outcome::GuestFailure(_) => "failed",

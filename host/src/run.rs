@@ -188,29 +188,40 @@ fn io_error(doing: &'static str) -> impl FnOnce(io::Error) -> RunError {
     move |source| RunError::Io { doing, source }
 }
 
-/// Boots, runs the script, and gives what came of it. `say` hears one line at each change, for people to watch.
+/// What a run has to say while it goes on, for people to watch.
+#[derive(Clone, Copy, Debug)]
+pub enum News<'a> {
+    /// The machine is about to be started by this line.
+    Command(&'a str),
+    /// The guest goes on to this.
+    Does(&'a str),
+}
+
+/// Boots, runs the script, and gives what came of it. `say` hears of each change.
 ///
 /// # Errors
 /// Where the run could not be tried; whatever the guest does is an [`Outcome`].
 pub fn run(
     backend: &dyn Backend,
     config: &RunConfig<'_>,
-    say: &mut dyn FnMut(&str),
+    say: &mut dyn FnMut(News<'_>),
 ) -> Result<Run, RunError> {
     let memory_mib = config.memory_mib.unwrap_or(config.script.memory_mib);
     let steps = config.script.unroll(config.script_name, memory_mib)?;
     let folder = RunFolder::new(config.keep)?;
     let machine_config = prepare(&folder.path, config, memory_mib, &steps)?;
 
+    let command = backend.command(&machine_config);
     let mut guest = Guest {
         channel: File::open(&machine_config.channel).map_err(io_error("open the channel"))?,
         channel_len: machine_config.channel_len,
         console: machine_config.console.clone(),
         follower: Follower::new(&steps),
     };
+    say(News::Command(&command));
     let start = Instant::now();
     let mut machine = backend.start(&machine_config)?;
-    say("booting");
+    say(News::Does("booting"));
     let (outcome, boot) = guest.watch(machine.as_mut(), config, &steps, start, say)?;
     drop(machine);
     let wall = start.elapsed();
@@ -227,7 +238,7 @@ pub fn run(
         boot_s: boot.map(|boot| boot.as_secs_f64()),
         wall_s: wall.as_secs_f64(),
         guest_s: guest.follower.uptime_ns as f64 / 1e9,
-        command: backend.command(&machine_config),
+        command,
     })
 }
 
@@ -330,7 +341,7 @@ impl Guest {
         config: &RunConfig<'_>,
         steps: &[Step],
         start: Instant,
-        say: &mut dyn FnMut(&str),
+        say: &mut dyn FnMut(News<'_>),
     ) -> Result<(Outcome, Option<Duration>), RunError> {
         // Instruction counting without sleeping slows a guest by three to ten.
         let slowdown = if config.deterministic { 10 } else { 1 };
@@ -354,9 +365,10 @@ impl Guest {
                 match progress {
                     Progress::Booting | Progress::Ready => {}
                     Progress::Running(step) => {
-                        say(&format!("step {} of {}: {}", step + 1, steps.len(), steps[step]));
+                        let step = format!("step {} of {}: {}", step + 1, steps.len(), steps[step]);
+                        say(News::Does(&step));
                     }
-                    Progress::Ended => say("ending"),
+                    Progress::Ended => say(News::Does("ending")),
                 }
             }
             if let Some(end) = end {

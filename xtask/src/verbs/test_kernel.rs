@@ -248,6 +248,7 @@ impl<'a> Watcher<'a> {
     fn event(&self, event: Event<'_>) {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
+            Event::Starts { command } => self.progress.command(command),
             Event::Does { guest, what } => {
                 tasks.entry(guest.to_owned()).or_insert_with(|| self.progress.task(guest)).say(what);
             }
