@@ -161,6 +161,38 @@ fn timespec(duration: Duration) -> Timespec {
     }
 }
 
+/// The one shell line that does what `command` does.
+#[must_use]
+pub fn shell_line(command: &Command) -> String {
+    let mut words = Vec::new();
+    if let Some(dir) = command.get_current_dir() {
+        words.push(format!("cd {} &&", quote(&dir.to_string_lossy())));
+    }
+    let mut sets = Vec::new();
+    for (name, value) in command.get_envs() {
+        let name = name.to_string_lossy();
+        match value {
+            Some(value) => sets.push(format!("{name}={}", quote(&value.to_string_lossy()))),
+            None => sets.insert(0, format!("-u {name}")),
+        }
+    }
+    if !sets.is_empty() {
+        words.push("env".to_owned());
+        words.append(&mut sets);
+    }
+    words.push(quote(&command.get_program().to_string_lossy()));
+    words.extend(command.get_args().map(|arg| quote(&arg.to_string_lossy())));
+    words.join(" ")
+}
+
+fn quote(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:+,@%^".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -198,5 +230,15 @@ mod tests {
         drop(group);
         // Only the grandchild can still hold the pipe open: end of file proves that it is gone.
         assert_eq!(stdout.read_to_string(&mut line).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_failure_can_be_repeated_from_its_line() {
+        let mut command = shell("echo \"$GREETING it's\"; pwd; exit 3");
+        command.current_dir("/").env("GREETING", "two words").env_remove("LANG");
+        let line = shell_line(&command);
+        let repeated = shell(&line).output().unwrap();
+        assert_eq!(repeated.status.code(), Some(3));
+        assert_eq!(String::from_utf8(repeated.stdout).unwrap(), "two words it's\n/\n");
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use host::process::{Group, WaitError};
+use host::process::{Group, WaitError, shell_line};
 
 use crate::progress::Progress;
 
@@ -55,7 +55,7 @@ pub(crate) fn build(progress: &Progress) -> Result<Vec<u8>, AgentError> {
         .current_dir(&root)
         .stdin(std::process::Stdio::null())
         .stdout(std::process::Stdio::null());
-    progress.command(&format!("{command:?}"));
+    progress.command(&shell_line(&command));
     let mut log = tempfile::tempfile().map_err(|error| failed(&error))?;
     command.stderr(log.try_clone().map_err(|error| failed(&error))?);
     let mut group = Group::spawn(&mut command).map_err(|error| failed(&error))?;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use host::process::{Group, WaitError};
+use host::process::{Group, WaitError, shell_line};
 
 use crate::progress::Progress;
 
@@ -141,7 +141,7 @@ fn apt<'a>(args: impl Iterator<Item = &'a &'a str>) -> Command {
 }
 
 fn run_apt(progress: &Progress, command: &mut Command, verb: &str) -> Result<(), String> {
-    progress.command(&format!("{command:?}"));
+    progress.command(&shell_line(command));
     let log = std::env::temp_dir().join(format!("buddydiff-apt-{verb}-{}.log", std::process::id()));
     let file = std::fs::File::create(&log).map_err(|error| error.to_string())?;
     let second = file.try_clone().map_err(|error| error.to_string())?;

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::{Backend, End, Machine, MachineConfig, VmError};
-use crate::process::{Group, WaitError};
+use crate::process::{Group, WaitError, shell_line};
 
 /// The QEMU program of Debian's qemu-system-x86.
 pub const PROGRAM: &str = "qemu-system-x86_64";
@@ -106,16 +106,9 @@ impl Backend for Qemu {
     }
 
     fn command(&self, config: &MachineConfig) -> String {
-        let mut line = PROGRAM.to_owned();
-        for argument in self.arguments(config) {
-            let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_=,.:/+".contains(&byte);
-            if argument.bytes().all(plain) && !argument.is_empty() {
-                line.push_str(&format!(" {argument}"));
-            } else {
-                line.push_str(&format!(" '{}'", argument.replace('\'', r"'\''")));
-            }
-        }
-        line
+        let mut command = Command::new(PROGRAM);
+        command.args(self.arguments(config));
+        shell_line(&command)
     }
 }
 

@@ -194,7 +194,7 @@ impl Area<'_> {
     fn run(&self, command: Command, mut on_line: impl FnMut(&str) + Send) -> Result<(), KernelError> {
         let mut complaints = Vec::new();
         let log = self.logs.join(format!("apt-{}.log", std::process::id()));
-        let repeat = run::shell_line(&command);
+        let repeat = host::process::shell_line(&command);
         let status = run::logged(self.progress, "run apt", command, LIMIT, &log, |line| {
             if line.starts_with("E:") || line.starts_with("W:") || line.starts_with("Err:") {
                 complaints.push(line.to_owned());

@@ -270,7 +270,7 @@ impl Make<'_> {
     fn compile(&self, usual_steps: u64, incremental: bool) -> Result<u64, KernelError> {
         let log = self.builder.cache.path("logs", &format!("build-{}.log", self.id));
         let command = self.make(&[&format!("-j{}", self.jobs), "vmlinux"])?;
-        let repeat = run::shell_line(&command);
+        let repeat = host::process::shell_line(&command);
         let usual_steps = if usual_steps == 0 { USUAL_STEPS } else { usual_steps };
         let (mut steps, mut errors) = (0, FirstError::default());
         let task = self.task;

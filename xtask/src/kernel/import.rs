@@ -31,7 +31,7 @@ pub(crate) fn tar(
     let what = "import the source";
     let _lock = store.import_lock()?;
     let mut command = store.git(&["fast-import", "--quiet", "--done", "--force", "--depth=0"]);
-    let repeat = run::shell_line(&command);
+    let repeat = host::process::shell_line(&command);
     store.progress().command(&repeat);
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut group = Group::spawn(&mut command).map_err(|error| run::not_started(what, &repeat, &error))?;
@@ -206,7 +206,7 @@ pub(crate) fn through<T>(
     feed: Option<Box<dyn FnOnce(ChildStdin) + Send>>,
     take: impl FnOnce(&mut dyn Read) -> Result<T, KernelError>,
 ) -> Result<T, KernelError> {
-    let repeat = run::shell_line(&command);
+    let repeat = host::process::shell_line(&command);
     store.progress().command(&repeat);
     let stdin = if feed.is_some() { Stdio::piped() } else { Stdio::null() };
     command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -183,7 +183,11 @@ impl<'a> Store<'a> {
         let _lock = self.import_lock()?;
         let mut pack = foreign_git(from, &["pack-objects", "--revs", "--stdout", "--window=0", "-q"]);
         let mut index = self.git(&["index-pack", "--stdin", "--fix-thin"]);
-        let repeat = format!("echo {tree} | {} | {}", run::shell_line(&pack), run::shell_line(&index));
+        let repeat = format!(
+            "echo {tree} | {} | {}",
+            host::process::shell_line(&pack),
+            host::process::shell_line(&index)
+        );
         self.progress.command(&repeat);
         let wanted = match known {
             Some(known) => format!("{tree}\n^{known}\n"),
