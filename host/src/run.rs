@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use guest_agent::script::{Script, ScriptError, Step};
 use guest_agent::wire::{CHANNEL_MAGIC, FRAMES_OFFSET, PROTOCOL, Plan, ProcFile, WRITTEN_OFFSET};
 
+use crate::check::console::{self, ConsoleReport, Kind};
 use crate::initramfs;
 use crate::observe::RawCheckpoint;
 use crate::vm::{Backend, End, Machine, MachineConfig, VmError};
@@ -453,23 +454,24 @@ fn died(step: usize, steps: &[Step]) -> Outcome {
     Outcome::GuestFailure(GuestFailure::Died { step: step + 1, doing: steps[step].to_string() })
 }
 
-/// Moves the blame where the console says that it belongs.
+/// Moves the blame for a death where the console says that it belongs.
 ///
-/// A panic because PID 1 ended is the agent's death; only with a report of the kernel's own before it is it a finding.
-/// A guest that ran out of memory was asked for too much: the script's doing.
+/// What the kernel reported of itself stands. Without that, a guest that ran out of memory was asked for too much, which
+/// is the script's doing, and a panic because PID 1 ended is the agent's death.
 fn blame(outcome: Outcome, console: &[u8]) -> Outcome {
     let Outcome::GuestFailure(GuestFailure::Died { step, doing }) = &outcome else { return outcome };
-    let has = |text: &str| console.windows(text.len()).any(|window| window == text.as_bytes());
-    if has("Out of memory") || has("System is deadlocked on memory") {
+    let reports = console::scan(console, true);
+    let has = |kind| reports.iter().any(|report| report.kind == kind);
+    if reports.iter().any(ConsoleReport::is_finding) {
+        outcome
+    } else if has(Kind::OutOfMemory) {
         let text = format!("the guest ran out of memory in step {step}: {doing}");
-        return Outcome::NoVerdict(NoVerdict::ScriptFailed(text));
+        Outcome::NoVerdict(NoVerdict::ScriptFailed(text))
+    } else if has(Kind::AgentEnded) {
+        Outcome::NoVerdict(NoVerdict::AgentDied { step: *step, doing: doing.clone() })
+    } else {
+        outcome
     }
-    let kernel_reported =
-        ["BUG:", "Oops:", "WARNING:", "general protection fault", "Bad page"].iter().any(|text| has(text));
-    if has("Attempted to kill init") && !kernel_reported {
-        return Outcome::NoVerdict(NoVerdict::AgentDied { step: *step, doing: doing.clone() });
-    }
-    outcome
 }
 
 fn read_console(path: &Path) -> io::Result<Vec<u8>> {

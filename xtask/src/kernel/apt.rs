@@ -62,6 +62,9 @@ pub(crate) fn resolve(
     Ok(Deb { version: Some(version), ..deb.clone() })
 }
 
+/// Mirrors behind one name may be out of step: one in a few answers with lists that have expired.
+const UPDATE_TRIES: usize = 3;
+
 /// Downloads a resolved package and gives the file.
 pub(crate) fn download(
     cache: &Cache,
@@ -229,9 +232,19 @@ impl Area<'_> {
 
     fn update(&self, task: &Task<'_>) -> Result<(), KernelError> {
         task.say("reading apt's package lists");
-        let mut command = self.apt("apt-get");
-        command.arg("update");
-        match self.run(command, |_| {}) {
+        let update = || {
+            let mut command = self.apt("apt-get");
+            command.arg("update");
+            self.run(command, |_| {})
+        };
+        let mut updated = update();
+        for _ in 1..UPDATE_TRIES {
+            if !matches!(updated, Err(KernelError::Apt { .. })) {
+                break;
+            }
+            updated = update();
+        }
+        match updated {
             Err(error @ KernelError::Apt { .. }) => {
                 self.trouble.replace(Some(error));
                 return Ok(());

@@ -267,9 +267,13 @@ impl<'a> Kernels<'a> {
             return fetch(here);
         }
         let mut first_error = None;
-        for spec in &specs {
+        for (at, spec) in specs.iter().enumerate() {
             match fetch(spec) {
                 Err(error @ (KernelError::NoSuchVersion { .. } | KernelError::Apt { .. })) => {
+                    // Another version may be what the user gets then, so it must not go unsaid.
+                    if let Some(next) = specs.get(at + 1) {
+                        self.progress.line(&format!("{error}\n  looking for {next} instead"));
+                    }
                     first_error.get_or_insert(error);
                 }
                 other => return other,
