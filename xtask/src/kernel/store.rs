@@ -51,8 +51,13 @@ impl<'a> Store<'a> {
     pub(crate) fn open(cache: &Cache, progress: &'a Progress) -> Result<Self, KernelError> {
         let git_dir = cache.root().join("store.git");
         let store = Self { cache: cache.clone(), git_dir, progress };
-        if !store.git_dir.join("ready").exists() {
-            let _lock = cache.lock(progress, "store", "the source store")?;
+        let ready = store.git_dir.join("ready");
+        if ready.exists() {
+            return Ok(store);
+        }
+        let _lock = cache.lock(progress, "store", "the source store")?;
+        // Another run may have made it while we waited, and use it by now: rewriting its files would pull it away.
+        if !ready.exists() {
             for folder in ["objects", "refs", "info"] {
                 let path = store.git_dir.join(folder);
                 fs::create_dir_all(&path).map_err(io_error("create", &path))?;
