@@ -46,6 +46,26 @@ const SETTINGS: &str = "[core]
 /// git then names functions in hunk headers as it does in the kernel's own repository.
 const ATTRIBUTES: &str = "*.c diff=cpp\n*.h diff=cpp\n";
 
+/// What a build leaves in a kernel tree, for trees whose own .gitignore does not tell.
+const ARTEFACTS: [&str; 16] = [
+    "**/*.o",
+    "**/*.a",
+    "**/*.ko",
+    "**/*.mod",
+    "**/*.mod.c",
+    "**/.*.cmd",
+    "**/.*.d",
+    "**/modules.order",
+    "**/.tmp_*",
+    "vmlinux*",
+    "System.map",
+    "Module.symvers",
+    ".config*",
+    "include/generated/**",
+    "include/config/**",
+    "arch/*/include/generated/**",
+];
+
 impl<'a> Store<'a> {
     /// Opens the store of `cache`, making it if needed.
     pub(crate) fn open(cache: &Cache, progress: &'a Progress) -> Result<Self, KernelError> {
@@ -157,7 +177,21 @@ impl<'a> Store<'a> {
             command
         };
         remove_stale_lock(index)?;
-        run::read(self.progress, "read the source tree", command(&["add", "-A", "."]))?;
+        let asked = run::output(
+            self.progress,
+            "look for what is ignored",
+            // By the patterns alone: the index of an earlier run has the file.
+            command(&["check-ignore", "-q", "--no-index", "Makefile"]),
+            run::SHORT,
+        )?;
+        let mut add = command(&["add", "-A"]);
+        if asked.status.success() {
+            // Debian's linux-source ignores its whole top level, as its packagers keep only debian/ in git.
+            add.args(["-f", "."]).args(ARTEFACTS.map(|pattern| format!(":(exclude,glob){pattern}")));
+        } else {
+            add.arg(".");
+        }
+        run::read(self.progress, "read the source tree", add)?;
         if dir.join(".git").exists() {
             // A repository may track files that its own .gitignore names; they belong to the source.
             let mut list = bare_git();

@@ -534,6 +534,21 @@ fn nothing_is_pruned_under_a_run() {
 }
 
 #[test]
+fn a_tree_that_ignores_itself_is_taken_without_what_a_build_left() {
+    let world = World::new();
+    let spec = world.spec("dir", "src");
+    let plain = world.kernels().source(&spec, Look::Cached).unwrap();
+    // As Debian's linux-source has it.
+    fs::write(world.path("src/.gitignore"), "/*\n!/debian/\n").unwrap();
+    let ignoring = world.kernels().source(&spec, Look::Cached).unwrap();
+    assert_ne!(ignoring.tree, plain.tree, "the .gitignore itself is a part of it");
+    fs::write(world.path("src/left.o"), "an object").unwrap();
+    assert_eq!(world.kernels().source(&spec, Look::Cached).unwrap().tree, ignoring.tree);
+    fs::write(world.path("src/added.c"), "int added;\n").unwrap();
+    assert_ne!(world.kernels().source(&spec, Look::Cached).unwrap().tree, ignoring.tree);
+}
+
+#[test]
 fn the_users_git_settings_do_not_matter() {
     let world = World::new();
     let spec = world.spec("dir", "src");
