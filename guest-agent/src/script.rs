@@ -207,6 +207,8 @@ pub enum Part {
     OddPages,
     /// The lower half of each 2 MiB: no pageblock becomes free.
     LowerHalves,
+    /// Every other 2 MiB: with pages of 2MiB whole pageblocks become free, and no two that are buddies.
+    OddBlocks,
 }
 
 /// See [`Step::Write`].

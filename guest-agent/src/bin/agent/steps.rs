@@ -97,7 +97,7 @@ impl Holdings {
 
     fn free(&mut self, step: &Free) -> Result<(), Failure> {
         let name = step.name.as_str();
-        if let (Part::OddPages | Part::LowerHalves, Some(Holding::Memory(memory))) =
+        if let (Part::OddPages | Part::LowerHalves | Part::OddBlocks, Some(Holding::Memory(memory))) =
             (step.part, self.held.get_mut(name))
         {
             return memory.free_part(step.part);
@@ -188,6 +188,7 @@ impl Memory {
             Part::All => (self.len, self.len),
             Part::OddPages => (2 * PAGE_BYTES as usize, PAGE_BYTES as usize),
             Part::LowerHalves => (PMD_BYTES as usize, PMD_BYTES as usize / 2),
+            Part::OddBlocks => (2 * PMD_BYTES as usize, PMD_BYTES as usize),
         };
         for at in (self.start..self.start + self.len).step_by(stride) {
             let len = len.min(self.start + self.len - at);
