@@ -16,13 +16,18 @@
 //! checkpoint = "after"
 //! ```
 //!
+//! A checkpoint can also be written `{ name = "after", frozen = true }`. The machine then stands still once the texts of
+//! `/proc` are read, for the host to look at the allocator's own structures, and goes on with the rest.
+//!
 //! What a step takes it takes under a name; `free` gives it back. Unknown fields and impossible values are errors
 //! that name file, line and what is allowed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::wire::ProcFile;
 
@@ -92,8 +97,9 @@ pub enum Step {
     DropCaches(Caches),
     /// Waits until two readings of buddyinfo, some time apart, are equal.
     WaitQuiet(WaitQuiet),
-    /// Captures the state of the allocator under this name.
-    Checkpoint(Name),
+    /// Captures the state of the allocator under a name.
+    #[serde(deserialize_with = "Checkpoint::name_or_table")]
+    Checkpoint(Checkpoint),
     /// Runs steps several times; checkpoints inside get the round appended: `load-1`, `load-2`. A plan has none.
     Repeat(Repeat),
 }
@@ -246,6 +252,42 @@ pub struct WaitQuiet {
     /// Seconds of guest time after which a guest that does not settle has no verdict.
     #[serde(default = "WaitQuiet::default_limit_s")]
     pub limit_s: u32,
+}
+
+/// See [`Step::Checkpoint`]. Written as its name alone, or as a table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Checkpoint {
+    /// Under which name what is captured is reported.
+    pub name: Name,
+    /// Whether the machine also stands still for the host to look into its memory.
+    #[serde(default)]
+    pub frozen: bool,
+}
+
+impl Checkpoint {
+    /// Reads either form from a script. A plan has only the table, and its format cannot tell one from the other.
+    fn name_or_table<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = Checkpoint;
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a name, or { name = \"...\", frozen = true }")
+            }
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<Checkpoint, E> {
+                let name = Name::try_from(name.to_owned()).map_err(E::custom)?;
+                Ok(Checkpoint { name, frozen: false })
+            }
+            fn visit_map<A: MapAccess<'de>>(self, table: A) -> Result<Checkpoint, A::Error> {
+                Checkpoint::deserialize(MapAccessDeserializer::new(table))
+            }
+        }
+        if deserializer.is_human_readable() {
+            deserializer.deserialize_any(Either)
+        } else {
+            Self::deserialize(deserializer)
+        }
+    }
 }
 
 /// See [`Step::Repeat`].
@@ -548,8 +590,9 @@ fn unroll_into(steps: &[Step], suffix: &str, depth: usize, into: &mut Vec<Step>)
                     }
                 }
             }
-            Step::Checkpoint(name) => {
-                into.push(Step::Checkpoint(Name::try_from(format!("{name}{suffix}"))?));
+            Step::Checkpoint(Checkpoint { name, frozen }) => {
+                let name = Name::try_from(format!("{name}{suffix}"))?;
+                into.push(Step::Checkpoint(Checkpoint { name, frozen: *frozen }));
             }
             step => into.push(step.clone()),
         }
@@ -585,8 +628,8 @@ fn check_names(steps: &[Step]) -> Result<(), String> {
             ));
         }
         match step {
-            Step::Checkpoint(name) if !checkpoints.insert(name) => {
-                return Err(format!("two checkpoints are named {:?}", name.as_str()));
+            Step::Checkpoint(checkpoint) if !checkpoints.insert(&checkpoint.name) => {
+                return Err(format!("two checkpoints are named {:?}", checkpoint.name.as_str()));
             }
             Step::Free(free) => {
                 let name = free.name.as_str();
@@ -703,7 +746,10 @@ impl fmt::Display for Step {
             Self::Compact(Empty {}) => formatter.write_str("compact all zones"),
             Self::DropCaches(caches) => write!(formatter, "drop caches ({caches:?})"),
             Self::WaitQuiet(_) => formatter.write_str("wait until quiet"),
-            Self::Checkpoint(name) => write!(formatter, "checkpoint {name}"),
+            Self::Checkpoint(Checkpoint { name, frozen: false }) => write!(formatter, "checkpoint {name}"),
+            Self::Checkpoint(Checkpoint { name, frozen: true }) => {
+                write!(formatter, "checkpoint {name}, frozen")
+            }
             Self::Repeat(repeat) => write!(formatter, "repeat {} times", repeat.times.0),
         }
     }

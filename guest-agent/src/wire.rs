@@ -4,6 +4,9 @@
 //! as memory, so observing costs the allocator nothing. The agent appends frames and then advances [`WRITTEN_OFFSET`];
 //! the host reads what lies below that mark. Nothing flows back, so the host cannot disturb a deterministic guest.
 //!
+//! The *doorbell* is an I/O port. The agent announces by [`Message::Bell`] that it rings next; the machine then stands
+//! still right behind the instruction that rang, the host reads the guest's RAM, and the machine goes on.
+//!
 //! Each frame carries a sequence number and a CRC-32 over number, length and payload. A frame that is lost, cut or
 //! altered ends the stream with an error; what it would have said is never guessed.
 
@@ -12,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::script::Step;
 
 /// Version of everything in this file; host and agent are built from one tree, so a mismatch is a stale agent.
-pub const PROTOCOL: u16 = 1;
+pub const PROTOCOL: u16 = 2;
 
 /// First eight bytes of a channel, little endian, written by the host: an agent that maps anything else stops.
 pub const CHANNEL_MAGIC: u64 = u64::from_le_bytes(*b"buddych1");
@@ -26,6 +29,16 @@ pub const PAYLOAD_MAX: usize = 256 * 1024;
 pub const CHUNK_MAX: usize = 128 * 1024;
 /// Bytes before each payload: magic, sequence number, payload length, CRC-32, all little-endian `u32`.
 pub const HEADER_LEN: usize = 16;
+
+/// The doorbell, on every backend: a byte of [`BELL_RING`] written to this I/O port makes the machine stand still. It is
+/// the port of QEMU's pvpanic device, and the value by which a guest says there that it panics
+/// (docs/specs/pvpanic.txt): a kernel that really does so has not announced it.
+pub const BELL_PORT: u16 = 0x505;
+/// See [`BELL_PORT`].
+pub const BELL_RING: u8 = 1;
+/// Milliseconds of its own clock in which an agent on several CPUs does nothing after it rang: so long in all the host
+/// may let the machine go on, for another CPU to let go of a lock, before what it sees is no longer what was announced.
+pub const BELL_REST_MS: u64 = 200;
 
 const FRAME_MAGIC: u32 = u32::from_le_bytes(*b"bdfr");
 
@@ -116,6 +129,11 @@ pub enum Message {
         /// The bytes as read.
         #[serde(with = "bytes")]
         bytes: Vec<u8>,
+    },
+    /// The texts of a frozen checkpoint are read, and the agent rings the doorbell next. They are sent afterwards.
+    Bell {
+        /// Index in [`Plan::steps`].
+        index: u32,
     },
     /// All files of the checkpoint are sent.
     Checkpoint {
@@ -331,6 +349,7 @@ mod tests {
         vec![
             Message::Hello { protocol: PROTOCOL, release: "7.2.13".into() },
             Message::Ready { uptime_ns: 7 },
+            Message::Bell { index: 0 },
             Message::Proc { index: 0, file: ProcFile::Buddyinfo, last: true, bytes: b"Node 0".to_vec() },
             Message::Checkpoint {
                 index: 0,

@@ -123,7 +123,7 @@ fn run_one(
         keep: keep.as_deref(),
     };
     let guest = format!("{role} {}, {script_name}", subject.name);
-    let run = run::run(plan.backend, &config, &mut |news| {
+    let run = run::run(plan.backend, &config, None, &mut |news| {
         watch(match news {
             News::Command(command) => Event::Starts { command },
             News::Does(what) => Event::Does { guest: &guest, what },

@@ -26,6 +26,8 @@ const LOOK: Duration = Duration::from_millis(10);
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(30);
 /// A guest that prints more than this is stopped: it would fill the disk.
 const CONSOLE_MAX: u64 = 64 << 20;
+/// Time from the message that the doorbell is about to ring to the ring, a few instructions later.
+const RING_LIMIT: Duration = Duration::from_secs(30);
 /// Lines of the console that a failure shows.
 const TAIL_LINES: usize = 20;
 /// What is always on the command line: the console; a panic or restart ends the machine at once; nothing random.
@@ -90,6 +92,14 @@ pub enum GuestFailure {
         /// The limit in seconds.
         limit_s: u64,
     },
+    /// It made itself stand still where no ring of the agent's was due: its kernel says by the same port that it panics.
+    #[error("the guest stopped itself during step {step}: {doing}")]
+    Stopped {
+        /// Number of the step, from 1.
+        step: usize,
+        /// What the step does.
+        doing: String,
+    },
     /// The script ended, the machine did not.
     #[error("the guest hung after the script: it did not restart within {limit_s} s")]
     HungAtEnd {
@@ -124,6 +134,9 @@ pub enum NoVerdict {
     /// A message was lost, cut or altered.
     #[error("the channel is broken: {0}")]
     Channel(String),
+    /// The agent and its doorbell do not agree.
+    #[error("the doorbell is broken: {0}")]
+    Doorbell(String),
     /// The machine ended from outside.
     #[error("the machine was lost: {0}")]
     MachineLost(String),
@@ -198,13 +211,40 @@ pub enum News<'a> {
     Does(&'a str),
 }
 
-/// Boots, runs the script, and gives what came of it. `say` hears of each change.
+/// A machine that stands still because its agent rang.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bell<'a> {
+    /// The step, from 0.
+    pub step: usize,
+    /// The name of the checkpoint.
+    pub checkpoint: &'a str,
+    /// Number of vCPUs. With more than one, one that did not ring may stand anywhere in the kernel, with locks held.
+    pub cpus: u32,
+}
+
+/// Looks at machines that stand still, and keeps what it sees. One observer belongs to one run.
+pub trait FrozenObserver {
+    /// Looks at [`Machine::ram`]. The texts of the checkpoint are read and not yet sent.
+    ///
+    /// It may let the machine go on a little by [`Machine::resume`] and [`Machine::stop`] it again, in all for no longer
+    /// than [`guest_agent::wire::BELL_REST_MS`] and a bounded number of times: so long the agent does nothing, while
+    /// another vCPU may let go of what it holds. It leaves the machine standing. The time that this takes is not the
+    /// guest's, so what it does with what it sees must have an end of its own.
+    ///
+    /// # Errors
+    /// Where the host fails, which ends the run. What is wrong in the guest's memory is something seen.
+    fn look(&mut self, machine: &mut dyn Machine, bell: Bell<'_>) -> Result<(), RunError>;
+}
+
+/// Boots, runs the script, and gives what came of it. `observer` sees each frozen checkpoint; without one they are as
+/// any other. `say` hears of each change.
 ///
 /// # Errors
 /// Where the run could not be tried; whatever the guest does is an [`Outcome`].
 pub fn run(
     backend: &dyn Backend,
     config: &RunConfig<'_>,
+    observer: Option<&mut dyn FrozenObserver>,
     say: &mut dyn FnMut(News<'_>),
 ) -> Result<Run, RunError> {
     let memory_mib = config.memory_mib.unwrap_or(config.script.memory_mib);
@@ -223,7 +263,7 @@ pub fn run(
     let start = Instant::now();
     let mut machine = backend.start(&machine_config)?;
     say(News::Does("booting"));
-    let (outcome, boot) = guest.watch(machine.as_mut(), config, &steps, start, say)?;
+    let (outcome, boot) = guest.watch(machine.as_mut(), config, &steps, observer, start, say)?;
     drop(machine);
     let wall = start.elapsed();
 
@@ -288,6 +328,7 @@ fn prepare(
         channel: folder.join("channel"),
         channel_len: 0,
         console: folder.join("console.log"),
+        ram: config.keep.is_some().then(|| folder.join("ram")),
     };
     machine.channel_len = channel_len(&machine, &config.script.capture, steps);
 
@@ -341,6 +382,7 @@ impl Guest {
         machine: &mut dyn Machine,
         config: &RunConfig<'_>,
         steps: &[Step],
+        mut observer: Option<&mut dyn FrozenObserver>,
         start: Instant,
         say: &mut dyn FnMut(News<'_>),
     ) -> Result<(Outcome, Option<Duration>), RunError> {
@@ -348,10 +390,14 @@ impl Guest {
         let slowdown = if config.deterministic { 10 } else { 1 };
         let boot_limit = config.boot_limit * slowdown;
         let step_limit = Duration::from_secs(config.script.step_limit_s.into()) * slowdown;
+        let ring_limit = step_limit.min(RING_LIMIT * slowdown);
         let mut boot = None;
         let (mut since, mut starved) = (start, Duration::ZERO);
+        let mut announced = None;
         loop {
             let end = machine.wait(LOOK)?;
+            // Before the channel is read: a ring's announcement is then in it.
+            let rang = machine.rang()?;
             let before = self.follower.progress();
             if let Err(reason) = self.read_channel()? {
                 return Ok((Outcome::NoVerdict(NoVerdict::Channel(reason)), boot));
@@ -378,6 +424,28 @@ impl Guest {
             if fs::metadata(&self.console).map_err(io_error("look at the console"))?.len() > CONSOLE_MAX {
                 return Ok((Outcome::NoVerdict(NoVerdict::ConsoleFlood), boot));
             }
+            if rang {
+                let began = Instant::now();
+                let answered = self.answer(machine, observer.as_deref_mut(), config.cpus, steps);
+                match answered {
+                    Ok(None) => {}
+                    Ok(Some(outcome)) => return Ok((outcome, boot)),
+                    // It may have refused because it has ended meanwhile.
+                    Err(error @ RunError::Vm(VmError::Disobeys { .. })) => match machine.wait(LOOK)? {
+                        Some(end) => return Ok((self.ended(end, steps), boot)),
+                        None => return Err(error),
+                    },
+                    Err(error) => return Err(error),
+                }
+                // The guest stood still.
+                since += began.elapsed();
+                announced = None;
+            } else if self.follower.announced().is_some()
+                && announced.get_or_insert_with(Instant::now).elapsed() >= ring_limit
+            {
+                let text = format!("it did not ring within {} s", ring_limit.as_secs());
+                return Ok((Outcome::NoVerdict(NoVerdict::Doorbell(text)), boot));
+            }
             let limit = match progress {
                 Progress::Booting => boot_limit,
                 Progress::Ready | Progress::Running(_) => step_limit,
@@ -398,6 +466,41 @@ impl Guest {
                 Progress::Ended => Outcome::GuestFailure(GuestFailure::HungAtEnd { limit_s }),
             };
             return Ok((outcome, boot));
+        }
+    }
+
+    /// Deals with a machine that stands still, and lets it go on. Gives the outcome where that is the end of the run.
+    fn answer(
+        &mut self,
+        machine: &mut dyn Machine,
+        observer: Option<&mut (dyn FrozenObserver + '_)>,
+        cpus: u32,
+        steps: &[Step],
+    ) -> Result<Option<Outcome>, RunError> {
+        let Some((step, checkpoint)) = self.follower.announced() else {
+            return Ok(Some(self.stopped(steps)));
+        };
+        if let Some(observer) = observer {
+            observer.look(machine, Bell { step, checkpoint, cpus })?;
+        }
+        if machine.rang()? {
+            let text = format!("it rang twice for checkpoint {checkpoint}");
+            return Ok(Some(Outcome::NoVerdict(NoVerdict::Doorbell(text))));
+        }
+        self.follower.answered();
+        machine.resume()?;
+        Ok(None)
+    }
+
+    /// What it means that the guest stopped itself unannounced.
+    fn stopped(&self, steps: &[Step]) -> Outcome {
+        let stopped = |step, doing| Outcome::GuestFailure(GuestFailure::Stopped { step, doing });
+        match (self.follower.progress(), &self.follower.failed) {
+            (Progress::Booting, _) => Outcome::NoVerdict(NoVerdict::DiedAtBoot),
+            (_, Some(text)) => Outcome::NoVerdict(NoVerdict::ScriptFailed(text.clone())),
+            (Progress::Ready, None) => stopped(1, steps[0].to_string()),
+            (Progress::Running(step), None) => stopped(step + 1, steps[step].to_string()),
+            (Progress::Ended, None) => stopped(steps.len() + 1, "restart".into()),
         }
     }
 
@@ -459,7 +562,11 @@ fn died(step: usize, steps: &[Step]) -> Outcome {
 /// What the kernel reported of itself stands. Without that, a guest that ran out of memory was asked for too much, which
 /// is the script's doing, and a panic because PID 1 ended is the agent's death.
 fn blame(outcome: Outcome, console: &[u8]) -> Outcome {
-    let Outcome::GuestFailure(GuestFailure::Died { step, doing }) = &outcome else { return outcome };
+    let Outcome::GuestFailure(GuestFailure::Died { step, doing } | GuestFailure::Stopped { step, doing }) =
+        &outcome
+    else {
+        return outcome;
+    };
     let reports = console::scan(console, true);
     let has = |kind| reports.iter().any(|report| report.kind == kind);
     if reports.iter().any(ConsoleReport::is_finding) {

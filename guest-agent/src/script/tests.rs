@@ -63,6 +63,38 @@ fn impossible_values_are_named_with_their_line_and_what_is_allowed() {
 }
 
 #[test]
+fn a_checkpoint_is_a_name_or_a_table() {
+    let steps = unroll(
+        "about = 'a'\n[[step]]\ncheckpoint = 'a'\n[[step]]\ncheckpoint = { name = 'b' }\n\
+         [[step]]\ncheckpoint = { name = 'c', frozen = true }\n\
+         [[step]]\nrepeat = { times = 1, step = [{ checkpoint = { name = 'd', frozen = true } }] }\n",
+    )
+    .unwrap();
+    let shown: Vec<String> = steps.iter().map(Step::to_string).collect();
+    assert_eq!(shown, ["checkpoint a", "checkpoint b", "checkpoint c, frozen", "checkpoint d-1, frozen"]);
+    // A plan's format does not describe itself.
+    let plan = postcard::to_stdvec(&steps).unwrap();
+    assert_eq!(postcard::from_bytes::<Vec<Step>>(&plan).unwrap(), steps);
+}
+
+#[test]
+fn a_checkpoint_that_is_neither_is_named_with_its_line_and_what_is_allowed() {
+    for (step, parts) in [
+        ("checkpoint = 'A B'", ["1 to 32 of a-z", "A B"]),
+        ("checkpoint = 1", ["frozen = true", "integer"]),
+        ("checkpoint = { name = 'c', frozen = 'yes' }", ["boolean", "yes"]),
+        ("checkpoint = { name = 'c', cold = true }", ["cold", "`frozen`"]),
+        ("checkpoint = { frozen = true }", ["missing", "`name`"]),
+        ("checkpoint = { name = 'C', frozen = true }", ["1 to 32 of a-z", "\"C\""]),
+    ] {
+        let message = message(&format!("{SMALL}[[step]]\n{step}\n"));
+        for part in parts.into_iter().chain(["line 5"]) {
+            assert!(message.contains(part), "{part:?} is not in: {message}");
+        }
+    }
+}
+
+#[test]
 fn what_is_freed_must_be_held() {
     assert!(
         message(&format!("{SMALL}[[step]]\nfree = {{ name = 'b' }}\n")).contains("nothing is held as \"b\"")

@@ -1,6 +1,6 @@
 //! The agent's messages, held to the plan: whatever is out of place means that the channel cannot be trusted.
 
-use guest_agent::script::Step;
+use guest_agent::script::{Checkpoint, Step};
 use guest_agent::wire::{Decoder, Message, PROTOCOL, ProcFile};
 
 use crate::observe::RawCheckpoint;
@@ -18,16 +18,28 @@ pub(super) enum Progress {
     Ended,
 }
 
+/// What is known of the doorbell in the step that runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bell {
+    /// No ring belongs to what follows.
+    Silent,
+    /// The step is a frozen checkpoint whose ring has not been announced.
+    Due,
+    /// The agent rings next, or has rung: until that is answered it can say nothing.
+    Announced,
+}
+
 /// Follows one guest's messages.
 #[derive(Debug)]
 pub(super) struct Follower {
     decoder: Decoder,
     taken: u64,
-    /// The checkpoint's name for each step that is one.
-    plan: Vec<Option<String>>,
+    /// The checkpoint for each step that is one.
+    plan: Vec<Option<Checkpoint>>,
     greeted: bool,
     progress: Progress,
     open: Option<RawCheckpoint>,
+    bell: Bell,
     /// The file whose last part is still to come.
     partial: Option<ProcFile>,
     /// `uname -r`.
@@ -47,7 +59,7 @@ impl Follower {
         let plan = steps
             .iter()
             .map(|step| match step {
-                Step::Checkpoint(name) => Some(name.to_string()),
+                Step::Checkpoint(checkpoint) => Some(checkpoint.clone()),
                 _ => None,
             })
             .collect();
@@ -58,6 +70,7 @@ impl Follower {
             greeted: false,
             progress: Progress::Booting,
             open: None,
+            bell: Bell::Silent,
             partial: None,
             release: None,
             checkpoints: Vec::new(),
@@ -81,6 +94,20 @@ impl Follower {
         self.decoder.pending()
     }
 
+    /// The step, from 0, and the checkpoint for which the agent has said that it rings the doorbell, if that is not
+    /// answered.
+    pub(super) fn announced(&self) -> Option<(usize, &str)> {
+        match (self.bell, self.progress, &self.open) {
+            (Bell::Announced, Progress::Running(step), Some(open)) => Some((step, &open.name)),
+            _ => None,
+        }
+    }
+
+    /// The machine stood still and goes on.
+    pub(super) fn answered(&mut self) {
+        self.bell = Bell::Silent;
+    }
+
     /// Takes the next bytes of the stream.
     pub(super) fn take(&mut self, bytes: &[u8]) -> Result<(), String> {
         self.taken += bytes.len() as u64;
@@ -97,6 +124,9 @@ impl Follower {
             Progress::Running(step) if self.open.is_none() => Some(step + 1),
             _ => None,
         };
+        if self.bell == Bell::Announced {
+            return Err(format!("{} came where the doorbell should have rung", kind(&message)));
+        }
         match message {
             Message::Hello { protocol: PROTOCOL, release } if !self.greeted => {
                 self.greeted = true;
@@ -112,10 +142,13 @@ impl Follower {
             Message::Step { index, uptime_ns } if next == Some(index as usize) => {
                 self.begin(index as usize, uptime_ns)?;
             }
-            Message::Proc { index, file, last, bytes } if self.running(index) => {
+            Message::Bell { index } if self.running(index, Bell::Due) => self.bell = Bell::Announced,
+            Message::Proc { index, file, last, bytes } if self.running(index, Bell::Silent) => {
                 self.part(file, last, &bytes)?
             }
-            Message::Checkpoint { index, still, still_after_flags, missing: _ } if self.running(index) => {
+            Message::Checkpoint { index, still, still_after_flags, missing: _ }
+                if self.running(index, Bell::Silent) =>
+            {
                 if let Some(file) = self.partial {
                     return Err(format!("{} is not whole", file.path()));
                 }
@@ -138,13 +171,17 @@ impl Follower {
         Ok(())
     }
 
-    fn running(&self, index: u32) -> bool {
-        self.open.is_some() && self.progress == Progress::Running(index as usize)
+    fn running(&self, index: u32, bell: Bell) -> bool {
+        self.open.is_some() && self.progress == Progress::Running(index as usize) && self.bell == bell
     }
 
     fn begin(&mut self, step: usize, uptime_ns: u64) -> Result<(), String> {
         let checkpoint = self.plan.get(step).ok_or("more steps than the plan has")?;
-        self.open = checkpoint.clone().map(|name| RawCheckpoint { name, ..Default::default() });
+        self.open = checkpoint
+            .as_ref()
+            .map(|checkpoint| RawCheckpoint { name: checkpoint.name.to_string(), ..Default::default() });
+        let frozen = checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.frozen);
+        self.bell = if frozen { Bell::Due } else { Bell::Silent };
         self.uptime_ns = uptime_ns;
         self.progress = Progress::Running(step);
         Ok(())
@@ -169,6 +206,7 @@ fn kind(message: &Message) -> &'static str {
         Message::Ready { .. } => "Ready",
         Message::Step { .. } => "Step",
         Message::Proc { .. } => "Proc",
+        Message::Bell { .. } => "Bell",
         Message::Checkpoint { .. } => "Checkpoint",
         Message::Failed { .. } => "Failed",
         Message::End { .. } => "End",
@@ -200,7 +238,10 @@ mod tests {
     }
 
     fn follow(messages: &[Message]) -> Result<Follower, String> {
-        let mut follower = follower();
+        follow_on(follower(), messages)
+    }
+
+    fn follow_on(mut follower: Follower, messages: &[Message]) -> Result<Follower, String> {
         let mut frame = vec![0; HEADER_LEN + PAYLOAD_MAX];
         for (seq, message) in (0..).zip(messages) {
             let len = encode(seq, message, &mut frame).unwrap();
@@ -234,6 +275,50 @@ mod tests {
                 assert!(follow(&messages).is_err(), "twice: {message:?}");
             }
         }
+    }
+
+    /// As [`good`], up to the ring and from it on.
+    fn frozen() -> (Follower, Vec<Message>, Vec<Message>) {
+        let text =
+            "about = 'a'\n[[step]]\ncompact = {}\n[[step]]\ncheckpoint = { name = 'c', frozen = true }\n";
+        let follower = Follower::new(&Script::parse("t", text).unwrap().unroll("t", 512).unwrap());
+        let mut before = good();
+        let after = before.split_off(4);
+        before.push(Message::Bell { index: 1 });
+        (follower, before, after)
+    }
+
+    #[test]
+    fn a_frozen_checkpoint_rings_once_before_it_sends() {
+        let (follower, before, after) = frozen();
+        let mut follower = follow_on(follower, &before).unwrap();
+        assert_eq!(follower.announced(), Some((1, "c")));
+        follower.answered();
+        assert_eq!(follower.announced(), None);
+        let mut frame = vec![0; HEADER_LEN + PAYLOAD_MAX];
+        for (seq, message) in (before.len() as u32..).zip(&after) {
+            let len = encode(seq, message, &mut frame).unwrap();
+            follower.take(&frame[..len]).unwrap();
+        }
+        assert_eq!(follower.checkpoints.len(), 1);
+        assert_eq!(follower.progress(), Progress::Ended);
+    }
+
+    #[test]
+    fn a_bell_is_out_of_place_anywhere_else() {
+        let (_, before, after) = frozen();
+        let bell = before.last().unwrap().clone();
+        // Where no step asks for it, at any point.
+        for at in 0..=good().len() {
+            let mut messages = good();
+            messages.insert(at, bell.clone());
+            assert!(follow(&messages).is_err(), "at {at}");
+        }
+        // Left out, and not waited for.
+        let without = [&before[..4], &after].concat();
+        assert!(follow_on(frozen().0, &without).is_err());
+        let error = follow_on(frozen().0, &[before, after].concat()).unwrap_err();
+        assert!(error.contains("should have rung"), "{error}");
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Every way a run can end, on a machine that is played: it writes to channel and console what a guest would.
 
 use std::fs::OpenOptions;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use guest_agent::wire::{HEADER_LEN, Message, PAYLOAD_MAX, encode};
 
 use super::*;
+use crate::vm::RamLayout;
 
 /// What the played guest does, one act a look of the host's.
 type Act = Box<dyn FnMut(&mut Stage) + Send>;
@@ -17,6 +18,10 @@ struct Stage {
     written: u64,
     seq: u32,
     end: Option<End>,
+    /// Whether the doorbell rings at the next look.
+    ring: bool,
+    /// What the host did with the machine: `resume`, `stop`.
+    done: Arc<Mutex<Vec<&'static str>>>,
 }
 
 impl Stage {
@@ -47,6 +52,11 @@ impl Stage {
         self.send(&Message::Step { index: 0, uptime_ns: 2 });
     }
 
+    fn ring(&mut self) {
+        self.send(&Message::Bell { index: 0 });
+        self.ring = true;
+    }
+
     fn finish(&mut self) {
         self.send(&Message::Checkpoint { index: 0, still: true, still_after_flags: true, missing: vec![] });
         self.send(&Message::End { steps: 1, tainted: 0, uptime_ns: 2_500_000_000 });
@@ -57,6 +67,7 @@ struct Played {
     stage: Stage,
     act: Act,
     starved: Duration,
+    ram: File,
 }
 
 impl Machine for Played {
@@ -68,11 +79,30 @@ impl Machine for Played {
     fn starved(&self) -> Option<Duration> {
         Some(self.starved)
     }
+
+    fn rang(&mut self) -> Result<bool, VmError> {
+        Ok(std::mem::take(&mut self.stage.ring))
+    }
+
+    fn stop(&mut self, _limit: Duration) -> Result<(), VmError> {
+        self.stage.done.lock().unwrap().push("stop");
+        Ok(())
+    }
+
+    fn resume(&mut self) -> Result<(), VmError> {
+        self.stage.done.lock().unwrap().push("resume");
+        Ok(())
+    }
+
+    fn ram(&self) -> (&File, RamLayout) {
+        (&self.ram, RamLayout { low_bytes: 64 << 20, all_bytes: 64 << 20 })
+    }
 }
 
 struct Theatre {
     act: Mutex<Option<Act>>,
     starved: Duration,
+    done: Arc<Mutex<Vec<&'static str>>>,
 }
 
 impl Backend for Theatre {
@@ -88,9 +118,12 @@ impl Backend for Theatre {
             written: 0,
             seq: 0,
             end: None,
+            ring: false,
+            done: self.done.clone(),
         };
         let act = self.act.lock().unwrap().take().unwrap();
-        Ok(Box::new(Played { stage, act, starved: self.starved }))
+        let ram = tempfile::tempfile().unwrap();
+        Ok(Box::new(Played { stage, act, starved: self.starved, ram }))
     }
 
     fn command(&self, _config: &MachineConfig) -> String {
@@ -100,7 +133,19 @@ impl Backend for Theatre {
 
 /// Runs a script of one checkpoint. A limit of zero has passed at the first look.
 fn play_with(step_limit_s: u32, boot_limit: Duration, act: impl FnMut(&mut Stage) + Send + 'static) -> Run {
-    let mut script = Script::parse("t", "about = 'a'\n[[step]]\ncheckpoint = 'c'\n").unwrap();
+    play_script("'c'", step_limit_s, boot_limit, None, act).0
+}
+
+/// Gives what came of it, and what the host did with the machine.
+fn play_script(
+    checkpoint: &str,
+    step_limit_s: u32,
+    boot_limit: Duration,
+    observer: Option<&mut dyn FrozenObserver>,
+    act: impl FnMut(&mut Stage) + Send + 'static,
+) -> (Run, Vec<&'static str>) {
+    let text = format!("about = 'a'\n[[step]]\ncheckpoint = {checkpoint}\n");
+    let mut script = Script::parse("t", &text).unwrap();
     script.step_limit_s = step_limit_s;
     let config = RunConfig {
         vmlinux: Path::new("vmlinux"),
@@ -114,8 +159,41 @@ fn play_with(step_limit_s: u32, boot_limit: Duration, act: impl FnMut(&mut Stage
         boot_limit,
         keep: None,
     };
-    let theatre = Theatre { act: Mutex::new(Some(Box::new(act))), starved: Duration::ZERO };
-    run(&theatre, &config, &mut |_| {}).unwrap()
+    let done = Arc::<Mutex<Vec<_>>>::default();
+    let theatre =
+        Theatre { act: Mutex::new(Some(Box::new(act))), starved: Duration::ZERO, done: done.clone() };
+    let run = run(&theatre, &config, observer, &mut |_| {}).unwrap();
+    let done = std::mem::take(&mut *done.lock().unwrap());
+    (run, done)
+}
+
+const FROZEN: &str = "{ name = 'c', frozen = true }";
+
+/// A frozen checkpoint.
+fn play_frozen(
+    observer: Option<&mut dyn FrozenObserver>,
+    act: impl FnMut(&mut Stage) + Send + 'static,
+) -> (Run, Vec<&'static str>) {
+    play_script(FROZEN, 3600, LONG, observer, act)
+}
+
+/// Remembers what it was called with, and does with the machine what it is told.
+struct Observer<F> {
+    bells: Vec<(usize, String, u32)>,
+    does: F,
+}
+
+impl<F: FnMut(&mut dyn Machine) -> Result<(), VmError>> Observer<F> {
+    fn new(does: F) -> Self {
+        Self { bells: Vec::new(), does }
+    }
+}
+
+impl<F: FnMut(&mut dyn Machine) -> Result<(), VmError>> FrozenObserver for Observer<F> {
+    fn look(&mut self, machine: &mut dyn Machine, bell: Bell<'_>) -> Result<(), RunError> {
+        self.bells.push((bell.step, bell.checkpoint.to_owned(), bell.cpus));
+        Ok((self.does)(machine)?)
+    }
 }
 
 const LONG: Duration = Duration::from_secs(3600);
@@ -258,4 +336,152 @@ fn a_channel_that_is_cut_altered_or_lies_has_no_verdict() {
 fn a_flood_on_the_console_ends_the_run() {
     let run = play(|stage| stage.console.set_len(CONSOLE_MAX + 1).unwrap());
     assert_eq!(run.outcome, Outcome::NoVerdict(NoVerdict::ConsoleFlood));
+}
+
+/// Boots and rings at the first look, goes on once it is let, and ends.
+fn rings_once(stage: &mut Stage) {
+    if stage.seq == 0 {
+        stage.boot();
+        stage.ring();
+    } else {
+        assert_eq!(stage.done.lock().unwrap().last(), Some(&"resume"));
+        stage.finish();
+        stage.end = Some(End::Guest);
+    }
+}
+
+#[test]
+fn an_observer_is_called_once_for_a_frozen_checkpoint_and_sees_its_memory() {
+    let mut observer = Observer::new(|machine| {
+        let (ram, layout) = machine.ram();
+        assert!(ram.metadata().is_ok() && layout.all_bytes == 64 << 20);
+        Ok(())
+    });
+    let (run, done) = play_frozen(Some(&mut observer), rings_once);
+    assert_eq!(run.outcome, Outcome::Complete { tainted: 0 });
+    assert_eq!(observer.bells, [(0, "c".to_owned(), 1)]);
+    assert_eq!(done, ["resume"]);
+    assert_eq!(run.checkpoints.len(), 1);
+}
+
+#[test]
+fn without_an_observer_a_machine_that_rings_goes_on() {
+    let (run, done) = play_frozen(None, rings_once);
+    assert_eq!(run.outcome, Outcome::Complete { tainted: 0 });
+    assert_eq!(done, ["resume"]);
+}
+
+#[test]
+fn an_observer_may_let_the_machine_go_on_a_little() {
+    let mut observer = Observer::new(|machine| {
+        for _ in 0..3 {
+            machine.resume()?;
+            machine.stop(Duration::from_secs(1))?;
+        }
+        Ok(())
+    });
+    let (run, done) = play_frozen(Some(&mut observer), rings_once);
+    assert_eq!(run.outcome, Outcome::Complete { tainted: 0 });
+    assert_eq!(done, ["resume", "stop", "resume", "stop", "resume", "stop", "resume"]);
+}
+
+/// The step's limit is less than what the observer takes.
+#[test]
+fn the_time_of_the_host_is_not_the_guests() {
+    let mut observer = Observer::new(|_| {
+        std::thread::sleep(Duration::from_millis(1100));
+        Ok(())
+    });
+    let (run, _) = play_script(FROZEN, 1, LONG, Some(&mut observer), rings_once);
+    assert_eq!(run.outcome, Outcome::Complete { tainted: 0 });
+}
+
+#[test]
+fn an_observer_that_fails_ends_the_run_unless_the_machine_is_gone() {
+    let disobeys = || VmError::Disobeys { doing: "stop", why: "QEMU is gone".into() };
+    let mut observer = Observer::new(|_| Err(disobeys()));
+    let act = |stage: &mut Stage| {
+        if stage.seq == 0 {
+            stage.boot();
+            stage.ring();
+        } else {
+            stage.end = Some(End::Lost("killed".into()));
+        }
+    };
+    let (run, _) = play_frozen(Some(&mut observer), act);
+    assert_eq!(run.outcome, Outcome::NoVerdict(NoVerdict::MachineLost("killed".into())));
+}
+
+#[test]
+fn a_guest_that_stops_itself_unannounced_has_failed() {
+    let stopped = |doing: &str| {
+        let doing = doing.to_owned();
+        Outcome::GuestFailure(GuestFailure::Stopped { step: 1, doing })
+    };
+    let (run, done) = play_frozen(None, |stage| {
+        stage.boot();
+        stage.ring = true;
+    });
+    assert_eq!(run.outcome, stopped("checkpoint c, frozen"));
+    assert!(done.is_empty(), "{done:?}");
+    let run = play(|stage| {
+        stage.boot();
+        stage.ring = true;
+    });
+    assert_eq!(run.outcome, stopped("checkpoint c"));
+    // The console moves the blame as it does for a guest that ends.
+    let run = play(|stage| {
+        stage.boot();
+        stage.print("Kernel panic - not syncing: Attempted to kill init! exitcode=0x00000006\n");
+        stage.ring = true;
+    });
+    assert!(matches!(run.outcome, Outcome::NoVerdict(NoVerdict::AgentDied { step: 1, .. })));
+    let run = play(|stage| stage.ring = true);
+    assert_eq!(run.outcome, Outcome::NoVerdict(NoVerdict::DiedAtBoot));
+}
+
+#[test]
+fn a_ring_that_is_announced_and_never_comes_has_no_verdict() {
+    let (run, _) = play_script(FROZEN, 0, LONG, None, |stage| {
+        stage.boot();
+        stage.send(&Message::Bell { index: 0 });
+    });
+    assert!(matches!(run.outcome, Outcome::NoVerdict(NoVerdict::Doorbell(_))), "{:?}", run.outcome);
+}
+
+#[test]
+fn a_guest_that_goes_on_without_ringing_has_a_broken_channel() {
+    let (run, _) = play_frozen(None, |stage| {
+        stage.boot();
+        stage.send(&Message::Bell { index: 0 });
+        stage.finish();
+        stage.end = Some(End::Guest);
+    });
+    assert!(matches!(run.outcome, Outcome::NoVerdict(NoVerdict::Channel(_))), "{:?}", run.outcome);
+}
+
+#[test]
+fn a_guest_that_rings_again_has_no_verdict() {
+    let boot_and_ring = |stage: &mut Stage| {
+        stage.boot();
+        stage.ring();
+    };
+    // While it is let go on a little.
+    struct Again;
+    impl FrozenObserver for Again {
+        fn look(&mut self, machine: &mut dyn Machine, _: Bell<'_>) -> Result<(), RunError> {
+            machine.resume()?;
+            machine.wait(Duration::ZERO)?;
+            Ok(())
+        }
+    }
+    let act = move |stage: &mut Stage| match stage.seq {
+        0 => boot_and_ring(stage),
+        _ => stage.ring = true,
+    };
+    let (run, _) = play_frozen(Some(&mut Again), act);
+    assert!(matches!(run.outcome, Outcome::NoVerdict(NoVerdict::Doorbell(_))), "{:?}", run.outcome);
+    // Afterwards: it is not announced, and no different from a panic.
+    let (run, _) = play_frozen(None, act);
+    assert!(matches!(run.outcome, Outcome::GuestFailure(GuestFailure::Stopped { .. })), "{:?}", run.outcome);
 }

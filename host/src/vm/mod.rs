@@ -3,7 +3,9 @@
 pub mod choose;
 pub mod probe;
 pub mod qemu;
+mod qmp;
 
+use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -37,6 +39,29 @@ pub struct MachineConfig {
     pub channel_len: u64,
     /// The file that takes what the guest prints on its console.
     pub console: PathBuf,
+    /// The file that is made to be the guest's RAM, for a look at it later. None takes memory without a name.
+    pub ram: Option<PathBuf>,
+}
+
+/// Where the guest's RAM lies in the file that holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RamLayout {
+    /// Bytes of RAM below 4 GiB. They are the first of the file, at their guest-physical addresses.
+    pub low_bytes: u64,
+    /// All bytes of RAM, and of the file. What is not low begins at 4 GiB, and in the file behind what is low.
+    pub all_bytes: u64,
+}
+
+impl RamLayout {
+    /// Where in the file the byte at this guest-physical address is; none where there is no RAM.
+    #[must_use]
+    pub fn offset(self, address: u64) -> Option<u64> {
+        if address < HIGH_RAM {
+            return (address < self.low_bytes).then_some(address);
+        }
+        let offset = (address - HIGH_RAM).checked_add(self.low_bytes)?;
+        (offset < self.all_bytes).then_some(offset)
+    }
 }
 
 impl MachineConfig {
@@ -45,10 +70,16 @@ impl MachineConfig {
         self.low_memory_mib.unwrap_or(LOW_MEMORY_MIB).min(self.memory_mib)
     }
 
+    /// Where RAM lies in the file that holds it.
+    #[must_use]
+    pub fn ram_layout(&self) -> RamLayout {
+        RamLayout { low_bytes: u64::from(self.low_mib()) << 20, all_bytes: u64::from(self.memory_mib) << 20 }
+    }
+
     /// Guest-physical address just above the last byte of RAM.
     #[must_use]
     pub fn ram_end(&self) -> u64 {
-        let (low, all) = (u64::from(self.low_mib()) << 20, u64::from(self.memory_mib) << 20);
+        let RamLayout { low_bytes: low, all_bytes: all } = self.ram_layout();
         if all > low { HIGH_RAM + (all - low) } else { low }
     }
 
@@ -85,6 +116,14 @@ pub enum VmError {
     /// The user asked us to stop.
     #[error("interrupted")]
     Interrupted,
+    /// The program that is the machine does not do what it is told, or has gone.
+    #[error("failed to {doing} the machine: {why}")]
+    Disobeys {
+        /// What it was told: stop, resume.
+        doing: &'static str,
+        /// What it answered, if anything.
+        why: String,
+    },
     /// The system refused something that a run needs.
     #[error("failed to {doing}: {source}")]
     Io {
@@ -106,6 +145,29 @@ pub trait Machine {
     /// How long the machine has waited for a CPU of the host, where that can be known. A guest that seems hung while
     /// the host does not run it is no finding.
     fn starved(&self) -> Option<Duration>;
+
+    /// Whether the guest has rung its doorbell: true once for each ring. All vCPUs then stand still, the one that rang
+    /// right behind the instruction that did it, until [`Machine::resume`]. Does not wait.
+    ///
+    /// # Errors
+    /// [`VmError::Io`] and [`VmError::Disobeys`].
+    fn rang(&mut self) -> Result<bool, VmError>;
+
+    /// Makes all vCPUs stand still, wherever they are, and the guest's clock with them.
+    ///
+    /// # Errors
+    /// [`VmError::Disobeys`] where they do not within `limit`; [`VmError::Interrupted`] and [`VmError::Io`].
+    fn stop(&mut self, limit: Duration) -> Result<(), VmError>;
+
+    /// Lets all vCPUs go on after a ring or a stop; the guest does not notice that time has passed.
+    ///
+    /// # Errors
+    /// [`VmError::Disobeys`] where they do not within seconds; [`VmError::Interrupted`] and [`VmError::Io`].
+    fn resume(&mut self) -> Result<(), VmError>;
+
+    /// The guest's RAM, as a file to map, and what is where in it. It belongs to the guest, which changes it whenever
+    /// its vCPUs do not stand still. The file is sparse: reading a hole of it through a mapping may fill the hole.
+    fn ram(&self) -> (&File, RamLayout);
 }
 
 /// Something that can make machines.
@@ -139,7 +201,21 @@ mod tests {
             channel: PathBuf::new(),
             channel_len: 0,
             console: PathBuf::new(),
+            ram: None,
         }
+    }
+
+    #[test]
+    fn ram_above_the_hole_for_devices_follows_in_the_file() {
+        let layout = config(1024, Some(128)).ram_layout();
+        assert_eq!(layout, RamLayout { low_bytes: 128 << 20, all_bytes: 1 << 30 });
+        assert_eq!(layout.offset((128 << 20) - 1), Some((128 << 20) - 1));
+        assert_eq!(layout.offset(128 << 20), None);
+        assert_eq!(layout.offset(4 * GIB), Some(128 << 20));
+        assert_eq!(layout.offset(4 * GIB + (896 << 20) - 1), Some((1 << 30) - 1));
+        assert_eq!(layout.offset(4 * GIB + (896 << 20)), None);
+        assert_eq!(layout.offset(u64::MAX), None);
+        assert_eq!(config(512, None).ram_layout().offset(4 * GIB), None);
     }
 
     #[test]

@@ -2,17 +2,28 @@
 //!
 //! The channel is a pc-dimm backed by a shared file. Without ACPI in the guest nothing tells the kernel of it: it is in
 //! no memory map, so it is outside the guest's RAM and still at a known address.
+//!
+//! The doorbell is the port of a pvpanic device: a guest that says there that it panics is made to stand still. QEMU
+//! opens RAM by its path below our `/proc`, so that no descriptor is inherited, and no disk and no /dev/shm limits it.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{Backend, End, Machine, MachineConfig, VmError};
+use guest_agent::wire::BELL_PORT;
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use super::qmp::Qmp;
+use super::{Backend, End, Machine, MachineConfig, RamLayout, VmError};
 use crate::process::{Group, WaitError, shell_line};
 
 /// The QEMU program of Debian's qemu-system-x86.
 pub const PROGRAM: &str = "qemu-system-x86_64";
+/// QEMU lets vCPUs go on at once, if at all; what takes time is a host that has none for it.
+const RESUME_LIMIT: Duration = Duration::from_secs(30);
 
 /// How QEMU runs guest code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +64,8 @@ impl Qemu {
             &format!("file,id=console,path={}", comma_escaped(&config.console.display().to_string())),
             "-serial",
             "chardev:console",
+            "-device",
+            &format!("pvpanic,ioport={BELL_PORT:#x}"),
             "-kernel",
             &config.kernel.display().to_string(),
             "-initrd",
@@ -75,6 +88,47 @@ impl Qemu {
         }
         arguments
     }
+
+    /// What is only of use to a host that is there to look: RAM in a file of its own, and a machine that stops when the
+    /// bell rings, by hand of the socket that is QEMU's stdin.
+    fn looked_at(config: &MachineConfig, ram_path: &str) -> Vec<String> {
+        let ram = format!(
+            "memory-backend-file,id=ram,share=on,size={}M,mem-path={}",
+            config.memory_mib,
+            comma_escaped(ram_path)
+        );
+        [
+            "-object",
+            &ram,
+            "-machine",
+            "memory-backend=ram",
+            "-action",
+            "panic=pause",
+            "-chardev",
+            "socket,id=qmp,fd=0",
+            "-mon",
+            "chardev=qmp,mode=control",
+        ]
+        .map(str::to_owned)
+        .to_vec()
+    }
+}
+
+/// Makes the file that is RAM, and gives the path by which another process can open it.
+fn make_ram(config: &MachineConfig) -> io::Result<(File, String)> {
+    let all_bytes = config.ram_layout().all_bytes;
+    if let Some(path) = &config.ram {
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path)?;
+        file.set_len(all_bytes)?;
+        return Ok((file, path.display().to_string()));
+    }
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = File::from(rustix::fs::memfd_create(c"buddydiff-ram", flags)?);
+    file.set_len(all_bytes)?;
+    // Whoever maps it may rely on its length.
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+    Ok((file, path))
 }
 
 /// QEMU's option syntax doubles commas inside values.
@@ -91,8 +145,13 @@ impl Backend for Qemu {
     }
 
     fn start(&self, config: &MachineConfig) -> Result<Box<dyn Machine>, VmError> {
+        let (ram, ram_path) =
+            make_ram(config).map_err(|source| VmError::Io { doing: "make the guest's RAM", source })?;
+        let (qmp, qmp_of_qemu) =
+            Qmp::new().map_err(|source| VmError::Io { doing: "make a socket for QEMU", source })?;
         let mut command = Command::new(PROGRAM);
-        command.args(self.arguments(config)).stdin(Stdio::null()).stdout(Stdio::null());
+        command.args(self.arguments(config)).args(Self::looked_at(config, &ram_path));
+        command.stdin(qmp_of_qemu).stdout(Stdio::null());
         // A file, not a pipe: nobody reads while the guest runs, and QEMU must never wait for us.
         let io_error = |source| VmError::Io { doing: "make a file for what QEMU says", source };
         let stderr = tempfile::tempfile().map_err(io_error)?;
@@ -102,12 +161,13 @@ impl Backend for Qemu {
             source,
             hint: " (Debian has it in qemu-system-x86; --install-deps installs it)",
         })?;
-        Ok(Box::new(Running { group, stderr }))
+        Ok(Box::new(Running { group, stderr, qmp, ram, layout: config.ram_layout() }))
     }
 
     fn command(&self, config: &MachineConfig) -> String {
+        // Nobody is there to let a stopped machine go on.
         let mut command = Command::new(PROGRAM);
-        command.args(self.arguments(config));
+        command.args(self.arguments(config)).args(["-action", "panic=none"]);
         shell_line(&command)
     }
 }
@@ -115,6 +175,9 @@ impl Backend for Qemu {
 struct Running {
     group: Group,
     stderr: File,
+    qmp: Qmp,
+    ram: File,
+    layout: RamLayout,
 }
 
 impl Running {
@@ -127,6 +190,10 @@ impl Running {
         let text = String::from_utf8_lossy(&bytes[..read]);
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(3)..].join("; ")
+    }
+
+    fn hear(&mut self) -> Result<(), VmError> {
+        self.qmp.hear().map_err(|source| VmError::Io { doing: "hear what QEMU says", source })
     }
 }
 
@@ -156,5 +223,26 @@ impl Machine for Running {
             worst = worst.max(Some(waited));
         }
         worst
+    }
+
+    fn rang(&mut self) -> Result<bool, VmError> {
+        self.hear()?;
+        let rang = self.qmp.stopped && self.qmp.panicked;
+        if rang {
+            self.qmp.panicked = false;
+        }
+        Ok(rang)
+    }
+
+    fn stop(&mut self, limit: Duration) -> Result<(), VmError> {
+        self.qmp.execute("stop", "stop", limit)
+    }
+
+    fn resume(&mut self) -> Result<(), VmError> {
+        self.qmp.execute("cont", "resume", RESUME_LIMIT)
+    }
+
+    fn ram(&self) -> (&File, RamLayout) {
+        (&self.ram, self.layout)
     }
 }

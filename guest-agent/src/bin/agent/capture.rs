@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use guest_agent::wire::{CHUNK_MAX, Message, ProcFile};
 
+use crate::bell::Bell;
 use crate::channel::Channel;
 use crate::{Context, Failure};
 
@@ -61,8 +62,13 @@ impl Capture {
     }
 
     /// Reads all texts one right after the other, so that their figures are as close in time as they can be, and only
-    /// then sends them.
-    pub(crate) fn take(&mut self, index: u32, channel: &mut Channel) -> Result<(), Failure> {
+    /// then sends them. The bell of a frozen checkpoint rings in between: nothing that allocates may come before it.
+    pub(crate) fn take(
+        &mut self,
+        index: u32,
+        bell: Option<&Bell>,
+        channel: &mut Channel,
+    ) -> Result<(), Failure> {
         let mut lengths = self.read_texts()?;
         let mut still = self.is_still(&lengths)?;
         for _ in 1..TRIES {
@@ -71,6 +77,10 @@ impl Capture {
             }
             lengths = self.read_texts()?;
             still = self.is_still(&lengths)?;
+        }
+        if let Some(bell) = bell {
+            channel.send(&Message::Bell { index })?;
+            bell.ring();
         }
         let mut chunk = std::mem::take(&mut self.chunk);
         for ((file, _, buffer), len) in self.texts.iter().zip(&lengths) {

@@ -2,6 +2,7 @@
 //!
 //! It knows nothing of models, invariants or reports. What it cannot do it says; it never guesses.
 
+mod bell;
 mod capture;
 mod channel;
 mod steps;
@@ -9,6 +10,7 @@ mod steps;
 use std::fs;
 use std::process::ExitCode;
 
+use guest_agent::script::{Checkpoint, Step};
 use guest_agent::wire::{Message, PLAN_PATH, PROTOCOL, Plan};
 use rustix::mm::MlockAllFlags;
 use rustix::mount::{MountFlags, mount};
@@ -84,6 +86,8 @@ fn mount_all() -> Result<(), Failure> {
 fn run(plan: &Plan, channel: &mut Channel, index: &mut Option<u32>) -> Result<(), Failure> {
     let mut capture = capture::Capture::open(&plan.capture)?;
     let mut holdings = steps::Holdings::new(plan.seed);
+    let frozen = |step: &Step| matches!(step, Step::Checkpoint(Checkpoint { frozen: true, .. }));
+    let bell = if plan.steps.iter().any(frozen) { Some(bell::Bell::new()?) } else { None };
     // All that the agent needs from here on is touched now, and stays: from the first checkpoint on, what moves in the
     // allocator is the script.
     rustix::mm::mlockall(MlockAllFlags::CURRENT).context("lock the agent's memory")?;
@@ -94,7 +98,9 @@ fn run(plan: &Plan, channel: &mut Channel, index: &mut Option<u32>) -> Result<()
         *index = Some(number);
         channel.send(&Message::Step { index: number, uptime_ns: uptime_ns() })?;
         match step {
-            guest_agent::script::Step::Checkpoint(_) => capture.take(number, channel)?,
+            Step::Checkpoint(checkpoint) => {
+                capture.take(number, bell.as_ref().filter(|_| checkpoint.frozen), channel)?;
+            }
             step => holdings.run(step)?,
         }
     }
