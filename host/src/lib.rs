@@ -1,6 +1,7 @@
 //! The host side of buddydiff: run guests, observe their page allocator, check it, report.
 
 pub mod check;
+pub mod freeze;
 pub mod initramfs;
 pub mod observe;
 pub mod pair;

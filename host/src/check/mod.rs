@@ -3,6 +3,7 @@
 //! What a check cannot decide it leaves alone: a violation is always the kernel's.
 
 pub mod console;
+pub mod frozen;
 mod procfs;
 
 use serde::Serialize;
@@ -22,6 +23,12 @@ pub struct Violation {
     pub expected: i64,
     /// What is.
     pub found: i64,
+    /// The first page that shows it, where pages do and one was seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pfn: Option<u64>,
+    /// How many pages are concerned, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pages: Option<u64>,
     /// In words.
     pub text: String,
 }

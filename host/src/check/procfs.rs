@@ -73,6 +73,8 @@ pub(super) fn free_pages(checkpoint: &Checkpoint) -> Vec<Violation> {
                 invariant: "I2",
                 expected,
                 found,
+                pfn: None,
+                pages: None,
                 text: format!(
                     "nr_free_pages is {found}, {} {direction} than the {expected} pages on the free lists; \
                      {allowed} pages of difference have an innocent reason",
@@ -102,6 +104,8 @@ pub(super) fn list_lengths(checkpoint: &Checkpoint) -> Vec<Violation> {
                     invariant: "I1",
                     expected: length as i64,
                     found: nr_free as i64,
+                    pfn: None,
+                    pages: None,
                     text: format!("nr_free of order {order} is {nr_free}, its lists hold {length} blocks"),
                 });
             }
@@ -136,6 +140,8 @@ fn by_zone(
             invariant,
             expected,
             found,
+            pfn: None,
+            pages: None,
             text: format!("{counter} is {found}, {what} {expected} pages"),
         })
     };
@@ -227,6 +233,8 @@ pub(super) fn pageblocks(checkpoint: &Checkpoint) -> Vec<Violation> {
                 invariant: "pageblocks",
                 expected: if found < least { least } else { most },
                 found,
+                pfn: None,
+                pages: None,
                 text: format!("{found} pageblocks have a known type; the zone has {least} to {most}"),
             });
         }
@@ -259,6 +267,8 @@ pub(super) fn vmstat_sum(checkpoint: &Checkpoint) -> Vec<Violation> {
         invariant: "vmstat-sum",
         expected,
         found,
+        pfn: None,
+        pages: None,
         text: format!("nr_free_pages of the machine is {found}, its zones have {expected}"),
     }]
 }
@@ -281,6 +291,8 @@ pub(super) fn kpageflags_buddy(checkpoint: &Checkpoint) -> Vec<Violation> {
         invariant: "kpageflags-buddy",
         expected: expected as i64,
         found: flags.buddy as i64,
+        pfn: None,
+        pages: None,
         text: format!("{} pages are marked as free, buddyinfo has {expected}", flags.buddy),
     }]
 }

@@ -2,6 +2,7 @@
 //!
 //! Every byte comes from a guest that may be broken or hostile. Nothing here judges; `check` does.
 
+pub mod frozen;
 pub mod procfs;
 
 use std::collections::BTreeMap;

@@ -54,6 +54,8 @@ fn violated(role: Role) -> RunReport {
         invariant: "I2",
         expected: 407_848,
         found: 361_499,
+        pfn: None,
+        pages: None,
         text: "nr_free_pages is 361499, 46349 fewer than the 407848 pages on the free lists".into(),
     });
     run

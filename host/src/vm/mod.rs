@@ -53,6 +53,13 @@ pub struct RamLayout {
 }
 
 impl RamLayout {
+    /// Guest-physical address just above the last byte of RAM.
+    #[must_use]
+    pub fn end(self) -> u64 {
+        let Self { low_bytes: low, all_bytes: all } = self;
+        if all > low { HIGH_RAM + (all - low) } else { low }
+    }
+
     /// Where in the file the byte at this guest-physical address is; none where there is no RAM.
     #[must_use]
     pub fn offset(self, address: u64) -> Option<u64> {
@@ -79,8 +86,7 @@ impl MachineConfig {
     /// Guest-physical address just above the last byte of RAM.
     #[must_use]
     pub fn ram_end(&self) -> u64 {
-        let RamLayout { low_bytes: low, all_bytes: all } = self.ram_layout();
-        if all > low { HIGH_RAM + (all - low) } else { low }
+        self.ram_layout().end()
     }
 
     /// Guest-physical address of the channel in bytes: the first GiB boundary above all RAM and above 4 GiB, which is
