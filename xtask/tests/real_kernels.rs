@@ -304,3 +304,26 @@ fn d03_a_script_that_the_guest_has_no_memory_for_is_refused_before_anything_is_b
     let output = xtask(&["test-kernel", "--script", script.to_str().expect("UTF-8"), "--memory", "512"]);
     assert_eq!(output.status.code(), Some(2));
 }
+
+/// Each fault is caught by the name of what it breaks, and the kernel without it has nothing to report. The base is the same
+/// for all, so each costs one file to compile.
+fn assert_fault(fault: &str, script: &str, invariants: &[&str]) {
+    let series = format!("faults/{fault}");
+    let (code, report) = test_kernel(&["--kernel", "7.2", "--series", &series, "--script", script]);
+    assert_eq!((code, &report["verdict"]), (1, &"violation".into()), "{fault}");
+    let found = broken(&report, "patched");
+    for invariant in invariants {
+        assert!(found.contains(&(*invariant).to_owned()), "{fault} breaks {invariant}; found: {found:?}");
+    }
+    assert!(broken(&report, "base").is_empty(), "{fault}: {:?}", broken(&report, "base"));
+}
+
+#[test]
+fn e01_cma_pages_that_are_drained_to_the_movable_lists() {
+    assert_fault("drain-type", "cma-drain", &["I3"]);
+}
+
+#[test]
+fn e02_pageblocks_that_are_isolated_and_stay_counted() {
+    assert_fault("blocks-moved", "contig", &["I9"]);
+}
