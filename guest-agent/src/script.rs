@@ -556,6 +556,19 @@ impl Script {
         Ok(script)
     }
 
+    /// Whether any checkpoint is frozen.
+    #[must_use]
+    pub fn has_frozen(&self) -> bool {
+        fn any(steps: &[Step]) -> bool {
+            steps.iter().any(|step| match step {
+                Step::Checkpoint(checkpoint) => checkpoint.frozen,
+                Step::Repeat(repeat) => any(&repeat.steps),
+                _ => false,
+            })
+        }
+        any(&self.steps)
+    }
+
     /// The steps with every `repeat` written out, checked to be possible in a guest of `memory_mib` MiB.
     ///
     /// # Errors

@@ -26,12 +26,11 @@ pub struct Observation {
 }
 
 /// What was read at one instant.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub struct Frozen {
     /// Populated zones.
     pub zones: Vec<ZoneFigures>,
     /// Broken invariants.
-    #[serde(skip)]
     pub violations: Vec<Violation>,
     /// How often the machine had to go on for a little because a lock was held.
     pub retries: u32,
@@ -41,6 +40,7 @@ pub struct Frozen {
 #[derive(Clone, Debug, Serialize)]
 pub struct ZoneFigures {
     /// Its name, with its node where that is not 0.
+    #[serde(skip)]
     pub zone: String,
     /// Pages given to the allocator.
     pub managed_pages: u64,

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use guest_agent::script::Script;
 
+use crate::freeze::Freezer;
+use crate::observe::frozen::{ImageError, Kernel};
 use crate::report::{Role, RunName, RunReport};
-use crate::run::{self, News, Outcome, RunConfig, RunError};
+use crate::run::{self, FrozenObserver, News, Outcome, RunConfig, RunError};
 use crate::vm::Backend;
 
 /// What a guest takes of the host besides its RAM, in MiB: QEMU itself and its translations.
@@ -80,10 +82,17 @@ pub fn run(
     [base, patched]: [Subject<'_>; 2],
     watch: &(dyn Fn(Event<'_>) + Sync),
 ) -> Result<Vec<RunReport>, RunError> {
+    let frozen = plan.scripts.iter().any(|(_, script)| script.has_frozen());
+    let load = |subject: Subject<'_>| frozen.then(|| Kernel::load(subject.vmlinux));
+    let kernels = [load(base), load(patched)];
     let mut reports = Vec::new();
     for (name, script) in plan.scripts {
         for round in 1..=plan.repeat {
-            let one = |subject| run_one(plan, name, script, round, subject, watch);
+            let one = |subject: Subject<'_>| {
+                let [of_base, of_patched] = &kernels;
+                let kernel = if subject.role == Role::Base { of_base } else { of_patched };
+                run_one(plan, (name, script), round, subject, kernel.as_ref(), watch)
+            };
             if side_by_side(u64::from(plan.memory_mib.unwrap_or(script.memory_mib))) {
                 let (of_base, of_patched) = std::thread::scope(|scope| {
                     let of_base = scope.spawn(|| one(base));
@@ -102,10 +111,10 @@ pub fn run(
 
 fn run_one(
     plan: &Plan<'_>,
-    script_name: &str,
-    script: &Script,
+    (script_name, script): (&str, &Script),
     round: u32,
     subject: Subject<'_>,
+    kernel: Option<&Result<Kernel, ImageError>>,
     watch: &(dyn Fn(Event<'_>) + Sync),
 ) -> Result<RunReport, RunError> {
     let role = subject.role.name();
@@ -123,7 +132,12 @@ fn run_one(
         keep: keep.as_deref(),
     };
     let guest = format!("{role} {}, {script_name}", subject.name);
-    let run = run::run(plan.backend, &config, None, &mut |news| {
+    let mut freezer = match kernel {
+        Some(Ok(kernel)) => Some(Freezer::new(kernel, None)),
+        _ => None,
+    };
+    let observer = freezer.as_mut().map(|freezer| freezer as &mut dyn FrozenObserver);
+    let run = run::run(plan.backend, &config, observer, &mut |news| {
         watch(match news {
             News::Command(command) => Event::Starts { command },
             News::Does(what) => Event::Does { guest: &guest, what },
@@ -142,7 +156,13 @@ fn run_one(
         backend: plan.backend.name(),
         deterministic: plan.deterministic,
     };
-    Ok(RunReport::new(name, run))
+    let observations = freezer.map(|freezer| freezer.observations).unwrap_or_default();
+    let mut report = RunReport::new(name, run, &observations);
+    if let (true, Some(Err(error))) = (script.has_frozen(), kernel) {
+        let why = format!("{} cannot serve to read the guest's memory: {error}", subject.vmlinux.display());
+        report.no_verdict.get_or_insert(why);
+    }
+    Ok(report)
 }
 
 /// Whether the host has two cores, and memory for two guests of this size.

@@ -40,7 +40,9 @@ pub fn table(report: &Report) -> String {
 fn script_table(text: &mut String, script: &str, runs: &[&RunReport]) {
     let widest = runs.iter().max_by_key(|run| run.checkpoints.len());
     let Some(widest) = widest.filter(|run| !run.checkpoints.is_empty()) else { return };
-    let _ = writeln!(text, "{script}: pages on the free lists (buddyinfo) less nr_free_pages");
+    let all_frozen = runs.iter().all(|run| run.checkpoints.iter().all(|checkpoint| checkpoint.frozen));
+    let how = if all_frozen { "at one instant, frozen" } else { "buddyinfo, nr_free_pages" };
+    let _ = writeln!(text, "{script}: pages on the free lists that are not counted as free ({how})");
     let _ = write!(text, "  {:<12} {:<10}", "zone", "");
     for checkpoint in &widest.checkpoints {
         let _ = write!(text, " {:>10}", checkpoint.name);
@@ -58,7 +60,7 @@ fn script_table(text: &mut String, script: &str, runs: &[&RunReport]) {
             for index in 0..widest.checkpoints.len() {
                 let zones = run.checkpoints.get(index).map(|checkpoint| &checkpoint.zones);
                 match zones.and_then(|zones| zones.iter().find(|other| other.zone == *zone)) {
-                    Some(zone) => drop(write!(text, " {:>10}", zone.delta)),
+                    Some(zone) => drop(write!(text, " {:>10}", zone.best_delta())),
                     None => drop(write!(text, " {:>10}", "-")),
                 }
             }

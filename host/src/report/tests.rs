@@ -9,6 +9,7 @@ fn zone(name: &str, buddy_pages: u64, free_pages: i64) -> ZoneReport {
         delta: buddy_pages as i64 - free_pages,
         allowance: 10,
         guard_pages: None,
+        frozen: None,
     }
 }
 
@@ -28,11 +29,13 @@ fn run(role: Role) -> RunReport {
             CheckpointReport {
                 name: "idle".into(),
                 still: true,
+                frozen: false,
                 zones: vec![zone("DMA", 3840, 3840), zone("DMA32", 500_628, 500_628)],
             },
             CheckpointReport {
                 name: "load-1".into(),
                 still: true,
+                frozen: false,
                 zones: vec![zone("DMA", 3840, 3840), zone("DMA32", 407_848, 407_842)],
             },
         ],

@@ -1,6 +1,7 @@
 //! Machines that run a kernel under test: one trait, one file a backend.
 
 pub mod choose;
+mod gate;
 pub mod probe;
 pub mod qemu;
 mod qmp;
@@ -162,7 +163,8 @@ pub trait Machine {
     /// Makes all vCPUs stand still, wherever they are, and the guest's clock with them.
     ///
     /// # Errors
-    /// [`VmError::Disobeys`] where they do not within `limit`; [`VmError::Interrupted`] and [`VmError::Io`].
+    /// [`VmError::Disobeys`] where they do not within `limit`, or the machine must repeat to the byte, which one that is
+    /// stopped at any time cannot: it stands still by its doorbell only; [`VmError::Interrupted`] and [`VmError::Io`].
     fn stop(&mut self, limit: Duration) -> Result<(), VmError>;
 
     /// Lets all vCPUs go on after a ring or a stop; the guest does not notice that time has passed.

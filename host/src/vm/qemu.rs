@@ -3,8 +3,9 @@
 //! The channel is a pc-dimm backed by a shared file. Without ACPI in the guest nothing tells the kernel of it: it is in
 //! no memory map, so it is outside the guest's RAM and still at a known address.
 //!
-//! The doorbell is the port of a pvpanic device: a guest that says there that it panics is made to stand still. QEMU
-//! opens RAM by its path below our `/proc`, so that no descriptor is inherited, and no disk and no /dev/shm limits it.
+//! The doorbell is the port of a pvpanic device: a guest that says there that it panics is made to stand still. Where it
+//! must repeat to the byte it is another device, see [`super::gate`]. QEMU opens RAM by its path below our `/proc`, so
+//! that no descriptor is inherited, and no disk and no /dev/shm limits it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use guest_agent::wire::BELL_PORT;
 use rustix::fs::{MemfdFlags, SealFlags};
 
+use super::gate::Gate;
 use super::qmp::Qmp;
 use super::{Backend, End, Machine, MachineConfig, RamLayout, VmError};
 use crate::process::{Group, WaitError, shell_line};
@@ -64,8 +66,6 @@ impl Qemu {
             &format!("file,id=console,path={}", comma_escaped(&config.console.display().to_string())),
             "-serial",
             "chardev:console",
-            "-device",
-            &format!("pvpanic,ioport={BELL_PORT:#x}"),
             "-kernel",
             &config.kernel.display().to_string(),
             "-initrd",
@@ -85,33 +85,48 @@ impl Qemu {
             // Time is counted in instructions, nothing is seeded by the host, and the clock starts on a fixed day.
             let fixed = ["-icount", "shift=1,sleep=off", "-seed", "1", "-rtc", "base=2026-01-01,clock=vm"];
             arguments.extend(fixed.map(str::to_owned));
+            let bell = format!("isa-debugcon,iobase={BELL_PORT:#x},chardev=bell");
+            arguments.extend(["-device".to_owned(), bell]);
+        } else {
+            arguments.extend(["-device".to_owned(), format!("pvpanic,ioport={BELL_PORT:#x}")]);
         }
         arguments
     }
 
-    /// What is only of use to a host that is there to look: RAM in a file of its own, and a machine that stops when the
-    /// bell rings, by hand of the socket that is QEMU's stdin.
-    fn looked_at(config: &MachineConfig, ram_path: &str) -> Vec<String> {
+    /// What a machine needs besides that nobody looks at.
+    fn left_alone(config: &MachineConfig) -> [&'static str; 2] {
+        if config.deterministic { ["-chardev", "null,id=bell"] } else { ["-action", "panic=none"] }
+    }
+
+    /// What a machine needs besides whose RAM and doorbell are ours.
+    fn looked_at(config: &MachineConfig, ram_path: &str, doorbell: &Doorbell) -> Vec<String> {
         let ram = format!(
             "memory-backend-file,id=ram,share=on,size={}M,mem-path={}",
             config.memory_mib,
             comma_escaped(ram_path)
         );
-        [
-            "-object",
-            &ram,
-            "-machine",
-            "memory-backend=ram",
-            "-action",
-            "panic=pause",
-            "-chardev",
-            "socket,id=qmp,fd=0",
-            "-mon",
-            "chardev=qmp,mode=control",
-        ]
-        .map(str::to_owned)
-        .to_vec()
+        let mut arguments = ["-object", &ram, "-machine", "memory-backend=ram"].map(str::to_owned).to_vec();
+        match doorbell {
+            Doorbell::Panic(_) => {
+                let qmp = ["-chardev", "socket,id=qmp,fd=0", "-mon", "chardev=qmp,mode=control"];
+                arguments.extend(["-action", "panic=pause"].into_iter().chain(qmp).map(str::to_owned));
+            }
+            Doorbell::Gate(gate) => {
+                let [file, log] = gate.paths();
+                let bell = format!("file,id=bell,append=on,path={file},logappend=on,logfile={log}");
+                arguments.extend(["-chardev".to_owned(), bell]);
+            }
+        }
+        arguments
     }
+}
+
+/// How a guest is heard that rings, and how it is made to stand still.
+enum Doorbell {
+    /// It says that it panics, and QEMU stops it.
+    Panic(Qmp),
+    /// It is held where it rings.
+    Gate(Gate),
 }
 
 /// Makes the file that is RAM, and gives the path by which another process can open it.
@@ -147,11 +162,16 @@ impl Backend for Qemu {
     fn start(&self, config: &MachineConfig) -> Result<Box<dyn Machine>, VmError> {
         let (ram, ram_path) =
             make_ram(config).map_err(|source| VmError::Io { doing: "make the guest's RAM", source })?;
-        let (qmp, qmp_of_qemu) =
-            Qmp::new().map_err(|source| VmError::Io { doing: "make a socket for QEMU", source })?;
+        let bell_error = |source| VmError::Io { doing: "make the doorbell", source };
+        let (doorbell, stdin) = if config.deterministic {
+            (Doorbell::Gate(Gate::new().map_err(bell_error)?), Stdio::null())
+        } else {
+            let (qmp, qemu) = Qmp::new().map_err(bell_error)?;
+            (Doorbell::Panic(qmp), Stdio::from(qemu))
+        };
         let mut command = Command::new(PROGRAM);
-        command.args(self.arguments(config)).args(Self::looked_at(config, &ram_path));
-        command.stdin(qmp_of_qemu).stdout(Stdio::null());
+        command.args(self.arguments(config)).args(Self::looked_at(config, &ram_path, &doorbell));
+        command.stdin(stdin).stdout(Stdio::null());
         // A file, not a pipe: nobody reads while the guest runs, and QEMU must never wait for us.
         let io_error = |source| VmError::Io { doing: "make a file for what QEMU says", source };
         let stderr = tempfile::tempfile().map_err(io_error)?;
@@ -161,13 +181,12 @@ impl Backend for Qemu {
             source,
             hint: " (Debian has it in qemu-system-x86; --install-deps installs it)",
         })?;
-        Ok(Box::new(Running { group, stderr, qmp, ram, layout: config.ram_layout() }))
+        Ok(Box::new(Running { group, stderr, doorbell, ram, layout: config.ram_layout() }))
     }
 
     fn command(&self, config: &MachineConfig) -> String {
-        // Nobody is there to let a stopped machine go on.
         let mut command = Command::new(PROGRAM);
-        command.args(self.arguments(config)).args(["-action", "panic=none"]);
+        command.args(self.arguments(config)).args(Self::left_alone(config));
         shell_line(&command)
     }
 }
@@ -175,7 +194,7 @@ impl Backend for Qemu {
 struct Running {
     group: Group,
     stderr: File,
-    qmp: Qmp,
+    doorbell: Doorbell,
     ram: File,
     layout: RamLayout,
 }
@@ -190,10 +209,6 @@ impl Running {
         let text = String::from_utf8_lossy(&bytes[..read]);
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(3)..].join("; ")
-    }
-
-    fn hear(&mut self) -> Result<(), VmError> {
-        self.qmp.hear().map_err(|source| VmError::Io { doing: "hear what QEMU says", source })
     }
 }
 
@@ -226,20 +241,32 @@ impl Machine for Running {
     }
 
     fn rang(&mut self) -> Result<bool, VmError> {
-        self.hear()?;
-        let rang = self.qmp.stopped && self.qmp.panicked;
-        if rang {
-            self.qmp.panicked = false;
+        let io_error = |source| VmError::Io { doing: "listen for the doorbell", source };
+        match &mut self.doorbell {
+            Doorbell::Panic(qmp) => {
+                qmp.hear().map_err(io_error)?;
+                Ok(qmp.stopped && std::mem::take(&mut qmp.panicked))
+            }
+            Doorbell::Gate(gate) => gate.rang().map_err(io_error),
         }
-        Ok(rang)
     }
 
     fn stop(&mut self, limit: Duration) -> Result<(), VmError> {
-        self.qmp.execute("stop", "stop", limit)
+        match &mut self.doorbell {
+            Doorbell::Panic(qmp) => qmp.execute("stop", "stop", limit),
+            Doorbell::Gate(gate) if gate.is_held() => Ok(()),
+            Doorbell::Gate(_) => Err(VmError::Disobeys {
+                doing: "stop",
+                why: "a machine that repeats to the byte stands still by its doorbell only".into(),
+            }),
+        }
     }
 
     fn resume(&mut self) -> Result<(), VmError> {
-        self.qmp.execute("cont", "resume", RESUME_LIMIT)
+        match &mut self.doorbell {
+            Doorbell::Panic(qmp) => qmp.execute("cont", "resume", RESUME_LIMIT),
+            Doorbell::Gate(gate) => gate.resume(RESUME_LIMIT, || Ok(self.group.try_wait()?.is_none())),
+        }
     }
 
     fn ram(&self) -> (&File, RamLayout) {
