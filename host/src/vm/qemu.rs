@@ -181,7 +181,7 @@ impl Backend for Qemu {
             source,
             hint: " (Debian has it in qemu-system-x86; --install-deps installs it)",
         })?;
-        Ok(Box::new(Running { group, stderr, doorbell, ram, layout: config.ram_layout() }))
+        Ok(Box::new(Running { group, stderr, doorbell, standing: false, ram, layout: config.ram_layout() }))
     }
 
     fn command(&self, config: &MachineConfig) -> String {
@@ -195,6 +195,8 @@ struct Running {
     group: Group,
     stderr: File,
     doorbell: Doorbell,
+    /// Whether the machine stands still and the host knows why.
+    standing: bool,
     ram: File,
     layout: RamLayout,
 }
@@ -210,22 +212,35 @@ impl Running {
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(3)..].join("; ")
     }
+
+    /// The end that something outside the guest brought about, with what QEMU says of it.
+    fn lost(&self, what: String) -> End {
+        let words = self.last_words();
+        let colon = if words.is_empty() { "" } else { ": " };
+        End::Lost(format!("{what}{colon}{words}"))
+    }
+
+    /// Whether QEMU stopped the machine for reasons of its own, such as a KVM that gave up. It does not go on then.
+    fn stopped_itself(&mut self) -> Result<Option<End>, VmError> {
+        let Doorbell::Panic(qmp) = &mut self.doorbell else { return Ok(None) };
+        qmp.hear().map_err(|source| VmError::Io { doing: "hear what QEMU says", source })?;
+        let stopped = qmp.stopped && !qmp.panicked && !self.standing;
+        Ok(stopped.then(|| self.lost("QEMU stopped the machine".into())))
+    }
 }
 
 impl Machine for Running {
     fn wait(&mut self, limit: Duration) -> Result<Option<End>, VmError> {
         let status = match self.group.wait_until(Instant::now() + limit) {
             Ok(status) => status,
-            Err(WaitError::TimedOut) => return Ok(None),
+            Err(WaitError::TimedOut) => return self.stopped_itself(),
             Err(WaitError::Interrupted) => return Err(VmError::Interrupted),
             Err(WaitError::Io(source)) => return Err(VmError::Io { doing: "wait for QEMU", source }),
         };
         if status.success() {
             return Ok(Some(End::Guest));
         }
-        let words = self.last_words();
-        let colon = if words.is_empty() { "" } else { ": " };
-        Ok(Some(End::Lost(format!("QEMU ended with {status}{colon}{words}"))))
+        Ok(Some(self.lost(format!("QEMU ended with {status}"))))
     }
 
     fn starved(&self) -> Option<Duration> {
@@ -245,7 +260,9 @@ impl Machine for Running {
         match &mut self.doorbell {
             Doorbell::Panic(qmp) => {
                 qmp.hear().map_err(io_error)?;
-                Ok(qmp.stopped && std::mem::take(&mut qmp.panicked))
+                let rang = qmp.stopped && std::mem::take(&mut qmp.panicked);
+                self.standing |= rang;
+                Ok(rang)
             }
             Doorbell::Gate(gate) => gate.rang().map_err(io_error),
         }
@@ -253,7 +270,10 @@ impl Machine for Running {
 
     fn stop(&mut self, limit: Duration) -> Result<(), VmError> {
         match &mut self.doorbell {
-            Doorbell::Panic(qmp) => qmp.execute("stop", "stop", limit),
+            Doorbell::Panic(qmp) => {
+                self.standing = true;
+                qmp.execute("stop", "stop", limit)
+            }
             Doorbell::Gate(gate) if gate.is_held() => Ok(()),
             Doorbell::Gate(_) => Err(VmError::Disobeys {
                 doing: "stop",
@@ -264,7 +284,10 @@ impl Machine for Running {
 
     fn resume(&mut self) -> Result<(), VmError> {
         match &mut self.doorbell {
-            Doorbell::Panic(qmp) => qmp.execute("cont", "resume", RESUME_LIMIT),
+            Doorbell::Panic(qmp) => {
+                self.standing = false;
+                qmp.execute("cont", "resume", RESUME_LIMIT)
+            }
             Doorbell::Gate(gate) => gate.resume(RESUME_LIMIT, || Ok(self.group.try_wait()?.is_none())),
         }
     }
