@@ -556,6 +556,20 @@ impl Script {
         Ok(script)
     }
 
+    /// Makes every checkpoint a frozen one.
+    pub fn freeze(&mut self) {
+        fn all(steps: &mut [Step]) {
+            for step in steps {
+                match step {
+                    Step::Checkpoint(checkpoint) => checkpoint.frozen = true,
+                    Step::Repeat(repeat) => all(&mut repeat.steps),
+                    _ => {}
+                }
+            }
+        }
+        all(&mut self.steps);
+    }
+
     /// Whether any checkpoint is frozen.
     #[must_use]
     pub fn has_frozen(&self) -> bool {

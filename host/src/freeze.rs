@@ -1,5 +1,6 @@
 //! Frozen checkpoints: reads the allocator out of a machine that stands still, and checks it.
 
+use std::fs::File;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -7,7 +8,7 @@ use serde::Serialize;
 use crate::check::{self, Violation};
 use crate::observe::frozen::{self, Kernel, Kind, MigrateType, Ram, State, Zone};
 use crate::run::{Bell, FrozenObserver, RunError};
-use crate::vm::Machine;
+use crate::vm::{Machine, RamLayout};
 
 /// How often a machine is let go on for a little because a vCPU stands in the middle of the allocator.
 const TRIES: u32 = 20;
@@ -72,8 +73,23 @@ pub struct Freezer<'a> {
     pub observations: Vec<Observation>,
 }
 
-/// Takes what was read at a checkpoint, with the RAM it was read from.
-pub type Sink<'a> = dyn FnMut(&str, &State, &Ram) -> Result<(), RunError> + 'a;
+/// Takes what was read at a checkpoint.
+pub type Sink<'a> = dyn FnMut(Seen<'_>) -> Result<(), RunError> + 'a;
+
+/// What a [`Sink`] takes.
+#[derive(Clone, Copy)]
+pub struct Seen<'a> {
+    /// The checkpoint.
+    pub checkpoint: &'a str,
+    /// What was read.
+    pub state: &'a State,
+    /// The RAM that it was read from, as long as the machine stands still.
+    pub ram: &'a Ram,
+    /// The same as a file.
+    pub file: &'a File,
+    /// Where RAM lies in that file.
+    pub layout: RamLayout,
+}
 
 impl<'a> Freezer<'a> {
     /// For a run of `kernel`. `sink` gets each state as it is read.
@@ -108,7 +124,8 @@ impl FrozenObserver for Freezer<'_> {
             Ok(held) if held.is_empty() => match State::read(self.kernel, &ram) {
                 Ok(state) => {
                     if let Some(sink) = &mut self.sink {
-                        sink(bell.checkpoint, &state, &ram)?;
+                        let (file, layout) = machine.ram();
+                        sink(Seen { checkpoint: bell.checkpoint, state: &state, ram: &ram, file, layout })?;
                     }
                     Ok(Frozen::new(bell.checkpoint, &state, retries))
                 }

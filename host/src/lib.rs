@@ -2,6 +2,7 @@
 
 pub mod check;
 pub mod freeze;
+pub mod image;
 pub mod initramfs;
 pub mod observe;
 pub mod pair;

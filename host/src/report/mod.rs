@@ -16,7 +16,7 @@ use crate::freeze::{Frozen, Observation, ZoneFigures};
 use crate::observe::Checkpoint;
 use crate::run::{Outcome, Run};
 
-pub use table::table;
+pub use table::{findings, table};
 pub use verdict::Verdict;
 
 /// Version of the JSON. Fields may be added, not changed.

@@ -16,7 +16,7 @@ pub fn table(report: &Report) -> String {
         script_table(&mut text, script, &runs);
     }
     for run in &report.runs {
-        findings(&mut text, run);
+        text.push_str(&findings(run.role.name(), run));
     }
     for role in [Role::Base, Role::Patched] {
         if let Some(kernel) = report.kernel(role) {
@@ -70,9 +70,11 @@ fn script_table(text: &mut String, script: &str, runs: &[&RunReport]) {
     text.push('\n');
 }
 
-/// Violations by invariant and zone, the worst of each; reports; failures.
-fn findings(text: &mut String, run: &RunReport) {
-    let name = run.role.name();
+/// What was found in a run of the kernel called `name`: violations by invariant and zone, the worst of each; reports;
+/// failures. Nothing where nothing was found.
+#[must_use]
+pub fn findings(name: &str, run: &RunReport) -> String {
+    let mut text = String::new();
     let mut seen = Vec::new();
     for violation in &run.violations {
         let key = (violation.invariant, &violation.zone);
@@ -108,6 +110,7 @@ fn findings(text: &mut String, run: &RunReport) {
         }
         let _ = writeln!(text, "{name}: repeat with --keep DIR, and then: {}", run.command);
     }
+    text
 }
 
 fn shortened(names: &[&str]) -> String {

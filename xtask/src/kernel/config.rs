@@ -145,6 +145,8 @@ mod tests {
         let get = |flavour, line| request(&folder(), flavour, line).unwrap();
         assert_eq!(get(Flavour::Smp, (6, 12)).get("CONFIG_SMP").unwrap(), "y");
         assert_eq!(get(Flavour::Up, (6, 12)).get("CONFIG_SMP").unwrap(), "n");
+        assert_eq!(get(Flavour::Smp, (6, 12)).get("CONFIG_NUMA").unwrap(), "n");
+        assert_eq!(get(Flavour::Numa, (6, 12)).get("CONFIG_NUMA").unwrap(), "y");
         assert!(get(Flavour::Smp, (7, 3)).contains_key("CONFIG_SYSCTL"));
         assert!(get(Flavour::Smp, (6, 1)).contains_key("CONFIG_PROC_SYSCTL"));
     }

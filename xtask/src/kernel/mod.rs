@@ -50,6 +50,8 @@ pub(crate) enum Flavour {
     Smp,
     /// SMP=n: the quietest kernel there is.
     Up,
+    /// smp with NUMA, whose nodes are emulated (`numa=fake=N`).
+    Numa,
 }
 
 impl fmt::Display for Flavour {
@@ -57,6 +59,7 @@ impl fmt::Display for Flavour {
         f.write_str(match self {
             Self::Smp => "smp",
             Self::Up => "up",
+            Self::Numa => "numa",
         })
     }
 }

@@ -20,7 +20,7 @@ use crate::scripts;
 use crate::tools::{self, Work};
 
 /// The pair that `test-kernel` takes where nothing is said.
-const DEFAULT_KERNEL: &str = "6.12";
+pub(crate) const DEFAULT_KERNEL: &str = "6.12";
 const DEFAULT_SERIES: &str = "guard-accounting";
 const DEFAULT_SCRIPT: &str = "guard-delta";
 
@@ -48,7 +48,8 @@ pub(crate) struct TestKernel {
     /// Scripts to run: names in guest-agent/scripts, or files [default: guard-delta].
     #[arg(long, value_name = "NAME|FILE")]
     script: Vec<String>,
-    /// smp has per-CPU page lists; up has none on 7.2 and later and is the quietest kernel there is.
+    /// smp has per-CPU page lists; up has none on 7.2 and later and is the quietest kernel there is; numa is smp with
+    /// nodes.
     #[arg(long, value_enum, default_value_t)]
     flavour: Flavour,
     /// What runs the guests; auto measures whether KVM is worth using.
@@ -223,7 +224,7 @@ fn subject(role: Role, built: &Built) -> Subject<'_> {
     Subject { role, name: &built.release, vmlinux: &built.vmlinux }
 }
 
-fn kernel(role: Role, built: &Built) -> Kernel {
+pub(crate) fn kernel(role: Role, built: &Built) -> Kernel {
     Kernel {
         role,
         spec: built.spec.clone(),
