@@ -7,8 +7,8 @@ use std::path::Path;
 use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, ReadCache};
 
-use super::ImageError;
 use super::btf::{BTF_MAX_BYTES, Btf};
+use super::{ImageError, Ram, ReadError};
 
 /// A struct page in bytes. x86-64 kernels align it to 64; others only have another size under debugging options that
 /// no fragment of ours sets.
@@ -23,7 +23,7 @@ const COUNTERS_MAX: usize = 64;
 
 /// A kernel image, as far as its allocator can be read by it.
 pub struct Kernel {
-    pub(super) symbols: HashMap<&'static str, Symbol>,
+    pub(super) symbols: HashMap<String, Symbol>,
     /// Address and bytes of the notes, which hold the build id: RAM must show the same.
     pub(super) notes: Option<(u64, Vec<u8>)>,
     pub(super) page: PageLayout,
@@ -204,6 +204,9 @@ pub(super) struct SectionLayout {
     pub(super) isolate_bit: Option<u32>,
 }
 
+/// Words of a variable that are read at most.
+const VARIABLE_MAX_WORDS: u64 = 4096;
+
 /// Symbols that the reader uses; the second column says whether every kernel has it.
 const SYMBOLS: [(&str, bool); 11] = [
     ("contig_page_data", false),
@@ -225,6 +228,14 @@ impl Kernel {
     /// # Errors
     /// See [`ImageError`].
     pub fn load(vmlinux: &Path) -> Result<Self, ImageError> {
+        Self::load_with(vmlinux, &[])
+    }
+
+    /// The same, and the places of these global variables for [`Kernel::variable`].
+    ///
+    /// # Errors
+    /// See [`ImageError`].
+    pub fn load_with(vmlinux: &Path, variables: &[String]) -> Result<Self, ImageError> {
         let file = File::open(vmlinux).map_err(ImageError::Io)?;
         let cache = ReadCache::new(file);
         let elf =
@@ -241,14 +252,17 @@ impl Kernel {
         let mut symbols = HashMap::new();
         for symbol in elf.symbols().take(SYMBOLS_MAX) {
             let Ok(name) = symbol.name() else { continue };
-            if let Some((wanted, _)) = SYMBOLS.iter().find(|(wanted, _)| *wanted == name) {
-                symbols.insert(*wanted, Symbol { address: symbol.address(), bytes: symbol.size() });
+            if SYMBOLS.iter().any(|(wanted, _)| *wanted == name)
+                || variables.iter().any(|wanted| wanted == name)
+            {
+                symbols.insert(name.to_owned(), Symbol { address: symbol.address(), bytes: symbol.size() });
             }
         }
-        for (name, always) in SYMBOLS {
-            if always && !symbols.contains_key(name) {
-                return Err(ImageError::MissingSymbol(name));
-            }
+        let needed = SYMBOLS.iter().filter(|(_, always)| *always).map(|(name, _)| *name);
+        if let Some(name) =
+            needed.chain(variables.iter().map(String::as_str)).find(|name| !symbols.contains_key(*name))
+        {
+            return Err(ImageError::MissingSymbol(name.to_owned()));
         }
         // Notes are small; longer ones prove no more.
         let notes = elf.section_by_name(".notes").and_then(|section| {
@@ -261,7 +275,7 @@ impl Kernel {
     /// Builds the layouts from type information alone.
     pub(super) fn from_parts(
         btf: &[u8],
-        symbols: HashMap<&'static str, Symbol>,
+        symbols: HashMap<String, Symbol>,
         notes: Option<(u64, Vec<u8>)>,
     ) -> Result<Self, ImageError> {
         let btf = Btf::parse(btf)?;
@@ -300,8 +314,25 @@ impl Kernel {
         })
     }
 
-    pub(super) fn symbol(&self, name: &'static str) -> Option<Symbol> {
+    pub(super) fn symbol(&self, name: &str) -> Option<Symbol> {
         self.symbols.get(name).copied()
+    }
+
+    /// The words of eight bytes of a global variable that [`Kernel::load_with`] was told of; a smaller one is one word. At
+    /// most 4096 words.
+    ///
+    /// # Errors
+    /// See [`ReadError`].
+    pub fn variable(&self, ram: &Ram, name: &str) -> Result<Vec<u64>, ReadError> {
+        let symbol = self.symbol(name).ok_or_else(|| ReadError::Symbol(name.to_owned()))?;
+        let unreadable = || ReadError::Unreadable { what: "a variable", address: symbol.address };
+        let space = super::space(self, ram)?;
+        if symbol.bytes < 8 {
+            let bytes = space.bytes(symbol.address, symbol.bytes as usize).ok_or_else(unreadable)?;
+            return Ok(vec![bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))]);
+        }
+        let words = (symbol.bytes / 8).min(VARIABLE_MAX_WORDS);
+        (0..words).map(|index| space.u64(symbol.address + index * 8).ok_or_else(unreadable)).collect()
     }
 
     /// Number of a migratetype.

@@ -47,7 +47,7 @@ pub(super) type FrameWords = [PageWords; PER_FRAME as usize];
 impl<'a> MemMap<'a> {
     /// Reads the sections that RAM can have.
     pub(super) fn read(kernel: &Kernel, space: &'a Space<'a>) -> Result<Self, ReadError> {
-        let root = kernel.symbol("mem_section").ok_or(ReadError::Symbol("mem_section"))?;
+        let root = kernel.symbol("mem_section").ok_or_else(|| ReadError::Symbol("mem_section".into()))?;
         let unreadable = |what: &'static str| ReadError::Unreadable { what, address: root.address };
         let sections = space.ram.end().div_ceil(1 << SECTION_BITS);
         let mut map = Self {

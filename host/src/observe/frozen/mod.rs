@@ -54,7 +54,7 @@ pub enum ImageError {
     MissingType(String),
     /// A symbol that every allocator should have.
     #[error("it has no symbol {0}: was the symbol table stripped?")]
-    MissingSymbol(&'static str),
+    MissingSymbol(String),
     /// Something is not as in the kernels that this program knows.
     #[error("not supported: {0}")]
     Unsupported(String),
@@ -70,7 +70,7 @@ pub enum ReadError {
     OtherKernel,
     /// A symbol is missing in this configuration.
     #[error("the kernel has no symbol {0}")]
-    Symbol(&'static str),
+    Symbol(String),
     /// A structure is not where it should be.
     #[error("failed to read {what} at {address:#x}")]
     Unreadable {
@@ -392,7 +392,7 @@ pub fn locks_held(kernel: &Kernel, ram: &Ram) -> Result<Vec<String>, ReadError> 
 
 /// The kernel's address space, once it is certain that this kernel runs there.
 fn space<'a>(kernel: &Kernel, ram: &'a Ram) -> Result<Space<'a>, ReadError> {
-    let symbol = |name| kernel.symbol(name).ok_or(ReadError::Symbol(name));
+    let symbol = |name: &str| kernel.symbol(name).ok_or_else(|| ReadError::Symbol(name.to_owned()));
     let root = symbol("init_top_pgt")?.address.wrapping_sub(KERNEL_MAP);
     let levels = match kernel.symbol("__pgtable_l5_enabled") {
         // Physical, since there is no space to look in yet.
@@ -433,7 +433,12 @@ fn nodes(kernel: &Kernel, space: &Space<'_>) -> Result<Vec<u64>, ReadError> {
             return Ok(nodes);
         }
     }
-    Ok(vec![kernel.symbol("contig_page_data").ok_or(ReadError::Symbol("contig_page_data"))?.address])
+    Ok(vec![
+        kernel
+            .symbol("contig_page_data")
+            .ok_or_else(|| ReadError::Symbol("contig_page_data".into()))?
+            .address,
+    ])
 }
 
 /// The possible CPUs: number, whether online, and what is added to a per-CPU address.
@@ -447,8 +452,8 @@ impl Cpus {
             // SMP=n: per-CPU variables are plain ones.
             return Ok(Self { list: vec![(0, true, 0)] });
         };
-        let mask = |name| {
-            let symbol = kernel.symbol(name).ok_or(ReadError::Symbol(name))?;
+        let mask = |name: &str| {
+            let symbol = kernel.symbol(name).ok_or_else(|| ReadError::Symbol(name.to_owned()))?;
             let words = (symbol.bytes / 8).clamp(1, (CPUS_MAX / 64) as u64) as usize;
             let unreadable = ReadError::Unreadable { what: "a CPU mask", address: symbol.address };
             space.words(symbol.address, words).ok_or(unreadable)
