@@ -38,6 +38,8 @@ pub(crate) struct Job {
     pub(crate) flavour: Flavour,
     /// Titles of the patches on top.
     pub(crate) series: Vec<String>,
+    /// Options beyond those of the flavour.
+    pub(crate) options: Vec<config::Wanted>,
 }
 
 impl Job {
@@ -48,7 +50,22 @@ impl Job {
             line: source.line,
             flavour,
             series: Vec::new(),
+            options: Vec::new(),
         }
+    }
+
+    /// The work tree. Options get one of their own: an option can be in every file, and then each change costs a whole build.
+    fn work_tree(&self) -> String {
+        let (major, minor) = self.line;
+        let name = format!("{major}.{minor}-{}", self.flavour);
+        let options = self.options.iter().filter(|option| option.wanted_on(self.line));
+        let options: Vec<String> =
+            options.map(|option| format!("{}={}", option.name, option.value)).collect();
+        if options.is_empty() {
+            return name;
+        }
+        let options: Vec<&str> = options.iter().map(String::as_str).collect();
+        format!("{name}-{}", &cache::key(&options)[..8])
     }
 
     fn name(&self) -> String {
@@ -105,7 +122,7 @@ pub(crate) struct Builder<'a> {
 
 /// Finds or builds a kernel.
 pub(crate) fn build(builder: &Builder<'_>, job: &Job) -> Result<Published, KernelError> {
-    let request = config::request(builder.config_dir, job.flavour, job.line)?;
+    let request = config::request(builder.config_dir, job.flavour, job.line, &job.options)?;
     let flavour = job.flavour.to_string();
     let id = cache::key(&[RECIPE, &job.tree, &config::text(&request), builder.toolchain, &flavour]);
     if let Some(published) = published(builder.cache, &id, job, false) {
@@ -114,8 +131,7 @@ pub(crate) fn build(builder: &Builder<'_>, job: &Job) -> Result<Published, Kerne
     if builder.check_tools {
         tools::require(&[Work::Source, Work::Build])?;
     }
-    let (major, minor) = job.line;
-    let name = format!("{major}.{minor}-{flavour}");
+    let name = job.work_tree();
     let _lock =
         builder.cache.lock(builder.progress, &format!("work-{name}"), &format!("work tree {name}"))?;
     // Another run may have built it while we waited.

@@ -14,8 +14,14 @@ pub(crate) type Request = BTreeMap<String, String>;
 /// A version as far as fragments tell versions apart: 6.12, not 6.12.117.
 pub(crate) type Line = (u32, u32);
 
-/// The options for a flavour on a kernel of version `line`: base.config, then the flavour's, which may override.
-pub(crate) fn request(folder: &Path, flavour: Flavour, line: Line) -> Result<Request, KernelError> {
+/// The options for a flavour on a kernel of version `line`: base.config, then the flavour's, then those that come with a
+/// series; later ones override.
+pub(crate) fn request(
+    folder: &Path,
+    flavour: Flavour,
+    line: Line,
+    of_series: &[Wanted],
+) -> Result<Request, KernelError> {
     let mut request = Request::new();
     for name in ["base.config".to_owned(), format!("{flavour}.config")] {
         let path = folder.join(name);
@@ -25,6 +31,9 @@ pub(crate) fn request(folder: &Path, flavour: Flavour, line: Line) -> Result<Req
                 request.insert(option.name, option.value);
             }
         }
+    }
+    for option in of_series.iter().filter(|option| option.wanted_on(line)) {
+        request.insert(option.name.clone(), option.value.clone());
     }
     Ok(request)
 }
@@ -48,22 +57,24 @@ pub(crate) fn dropped(request: &Request, dot_config: &str) -> Vec<String> {
     request.iter().filter_map(differs).collect()
 }
 
-#[derive(Debug, PartialEq, Eq)]
-struct Wanted {
-    name: String,
-    value: String,
+/// One line of a fragment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    pub(crate) name: String,
+    pub(crate) value: String,
     from: Option<Line>,
     to: Option<Line>,
     reason: String,
 }
 
 impl Wanted {
-    fn wanted_on(&self, line: Line) -> bool {
+    pub(crate) fn wanted_on(&self, line: Line) -> bool {
         self.from.is_none_or(|from| from <= line) && self.to.is_none_or(|to| line <= to)
     }
 }
 
-fn parse(text: &str) -> Result<Vec<Wanted>, String> {
+/// Reads a fragment.
+pub(crate) fn parse(text: &str) -> Result<Vec<Wanted>, String> {
     let mut options = Vec::new();
     for (at, line) in text.lines().enumerate() {
         if line.trim().is_empty() || line.starts_with('#') {
@@ -142,7 +153,7 @@ mod tests {
 
     #[test]
     fn flavours_differ_and_versions_too() {
-        let get = |flavour, line| request(&folder(), flavour, line).unwrap();
+        let get = |flavour, line| request(&folder(), flavour, line, &[]).unwrap();
         assert_eq!(get(Flavour::Smp, (6, 12)).get("CONFIG_SMP").unwrap(), "y");
         assert_eq!(get(Flavour::Up, (6, 12)).get("CONFIG_SMP").unwrap(), "n");
         assert_eq!(get(Flavour::Smp, (6, 12)).get("CONFIG_NUMA").unwrap(), "n");

@@ -202,7 +202,7 @@ impl<'a> Kernels<'a> {
             Some(series) => {
                 let (source, series) = (self.source_for_series(spec)?, self.series(series)?);
                 let trees = patch::pair(&self.cache, &self.store, &source.spec, &source.tree, &series)?;
-                Ok(self.build(&with_tree(&source, flavour, trees.patched, titles(&series)))?.built)
+                Ok(self.build(&patched(&source, flavour, trees.patched, &series))?.built)
             }
         }
     }
@@ -239,9 +239,15 @@ impl<'a> Kernels<'a> {
                 self.progress.line(offset);
             }
         }
-        let base = self.build(&with_tree(&source, flavour, trees.base, Vec::new()))?;
-        let patched = self.build(&with_tree(&source, flavour, trees.patched, titles(&series)))?;
-        Ok(pair_of(base, patched, trees.present))
+        if !series.options.is_empty() {
+            let options: Vec<String> =
+                series.options.iter().map(|option| format!("{}={}", option.name, option.value)).collect();
+            self.progress
+                .line(&format!("both kernels have what the series asks for: {}", options.join(", ")));
+        }
+        let with = patched(&source, flavour, trees.patched, &series);
+        let without = Job { tree: trees.base, series: Vec::new(), ..with.clone() };
+        Ok(pair_of(self.build(&without)?, self.build(&with)?, trees.present))
     }
 
     fn series(&self, name: &str) -> Result<Series, KernelError> {
@@ -325,8 +331,9 @@ fn titles(series: &Series) -> Vec<String> {
     series.patches.iter().map(|patch| patch.title.clone()).collect()
 }
 
-fn with_tree(source: &Source, flavour: Flavour, tree: String, series: Vec<String>) -> Job {
-    Job { tree, series, ..Job::plain(source, flavour) }
+fn patched(source: &Source, flavour: Flavour, tree: String, series: &Series) -> Job {
+    let options = series.options.clone();
+    Job { tree, series: titles(series), options, ..Job::plain(source, flavour) }
 }
 
 fn pair_of(base: Published, patched: Published, present: Vec<String>) -> Pair {

@@ -8,12 +8,16 @@ use std::path::{Path, PathBuf};
 
 use mail_parser::{MessageParser, MimeHeaders};
 
+use super::config::{self, Wanted};
+
 /// A series in the order in which it applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Series {
     /// As the user named it.
     pub(crate) name: String,
     pub(crate) patches: Vec<Patch>,
+    /// Options that both kernels are built with: the fragment `config` in the series' folder.
+    pub(crate) options: Vec<Wanted>,
 }
 
 /// One patch.
@@ -107,6 +111,14 @@ pub(crate) enum SeriesError {
         /// What is wrong.
         why: &'static str,
     },
+    /// The fragment of a folder cannot be understood.
+    #[error("{}: {why}", path.display())]
+    Config {
+        /// The fragment.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// Patches that we cannot represent.
     #[error("{title:?}: {what}")]
     Unsupported {
@@ -119,6 +131,8 @@ pub(crate) enum SeriesError {
 
 const MAX_BYTES: u64 = 32 << 20;
 const MAX_PATCHES: usize = 2000;
+/// In a folder of patches: a fragment as in kernels/config.
+const CONFIG: &str = "config";
 
 /// Reads the series called `name`, looking in `patches` (kernels/patches) for names.
 pub(crate) fn read(name: &str, patches: &Path) -> Result<Series, SeriesError> {
@@ -134,7 +148,17 @@ pub(crate) fn read(name: &str, patches: &Path) -> Result<Series, SeriesError> {
     if list.is_empty() {
         return Err(SeriesError::NoPatch);
     }
-    Ok(Series { name: name.to_owned(), patches: list })
+    let options = if path.is_dir() { read_options(&path.join(CONFIG))? } else { Vec::new() };
+    Ok(Series { name: name.to_owned(), patches: list, options })
+}
+
+fn read_options(path: &Path) -> Result<Vec<Wanted>, SeriesError> {
+    if !path.is_file() {
+        return Ok(Vec::new());
+    }
+    let wrong = |why: String| SeriesError::Config { path: path.to_owned(), why };
+    let text = String::from_utf8(read_bounded(path)?).map_err(|error| wrong(error.to_string()))?;
+    config::parse(&text).map_err(wrong)
 }
 
 /// The series in kernels/patches/: folders that hold patches, and those one level deeper, such as `faults/nr-free`.

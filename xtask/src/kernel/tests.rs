@@ -395,6 +395,44 @@ fn an_option_that_does_not_survive_is_named() {
 }
 
 #[test]
+fn options_that_come_with_a_series_are_in_both_kernels_and_in_no_other() {
+    let world = World::new();
+    let plain = world.pair(&in_second("\tx += 99;")).unwrap();
+    // A series that says nothing of options gives the kernels that it gave before it could.
+    assert_eq!(plain.base.build_id, world.build_dir().unwrap().build_id);
+    let made = world.made();
+    world.write(
+        "kernels/patches/ours/config",
+        "CONFIG_B=y  # some reason\nCONFIG_C=7  # [9.2..] some reason\n",
+    );
+    let pair = world.pair(&in_second("\tx += 99;")).unwrap();
+    assert!(pair.base.fresh && pair.patched.fresh);
+    assert_ne!(pair.base.build_id, plain.base.build_id);
+    assert_ne!(pair.patched.build_id, plain.patched.build_id);
+    // A work tree of their own leaves the other as it was.
+    assert_eq!(world.made(), made);
+    let of_series: Vec<PathBuf> =
+        fs::read_dir(world.path("cache/work")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let own = of_series.iter().find(|path| !path.ends_with("9.1-smp")).unwrap();
+    assert_eq!(
+        fs::read_to_string(own.join("src/.config")).unwrap(),
+        "CONFIG_A=y\nCONFIG_B=y\nCONFIG_SMP=y\n"
+    );
+
+    // On this kernel the series asks for nothing, so it has the kernels that are there.
+    world.write("kernels/patches/ours/config", "CONFIG_C=7  # [9.2..] some reason\n");
+    let other = world.pair(&in_second("\tx += 99;")).unwrap();
+    assert_eq!((other.base.build_id, other.base.fresh), (plain.base.build_id, false));
+
+    for wrong in ["CONFIG_B=y\n", "B=y  # some reason\n"] {
+        world.write("kernels/patches/ours/config", wrong);
+        let error = world.pair(&in_second("\tx += 99;")).unwrap_err();
+        assert_eq!(error.kind(), Kind::Usage);
+        assert!(error.to_string().contains("ours/config: line 1: "), "{error}");
+    }
+}
+
+#[test]
 fn a_compile_error_is_shown_and_the_next_build_goes_on() {
     let world = World::new();
     world.build_dir().unwrap();
