@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::verbs::ci::Ci;
+use crate::verbs::inspect::Inspect;
 use crate::verbs::kernel::KernelVerb;
 use crate::verbs::test_kernel::TestKernel;
 
@@ -25,6 +26,10 @@ pub(crate) enum Verb {
     ///
     /// Exit codes: 0 the patched kernel is consistent, 1 it is not, 2 usage, 125 no verdict, 130 interrupted.
     TestKernel(Box<TestKernel>),
+    /// Boot one kernel, stop it, and print the exact state of its page allocator and what is wrong with it.
+    ///
+    /// Exit codes: 0 no violation, 1 a violation or a failed guest, 2 usage, 125 no verdict, 130 interrupted.
+    Inspect(Box<Inspect>),
     /// Fetch, build, list and prune kernels.
     #[command(subcommand)]
     Kernel(KernelVerb),

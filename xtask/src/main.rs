@@ -30,6 +30,8 @@ fn main() -> ExitCode {
     let code = match &flags.verb {
         Verb::TestKernel(flags) => verbs::test_kernel::run(&progress, flags)
             .unwrap_or_else(|error| failed(error.to_string(), error.kind())),
+        Verb::Inspect(flags) => verbs::inspect::run(&progress, flags)
+            .unwrap_or_else(|error| failed(error.to_string(), error.kind())),
         Verb::Kernel(verb) => match verbs::kernel::run(&progress, verb) {
             Ok(()) => 0,
             Err(error) => failed(error.to_string(), error.kind()),

@@ -56,6 +56,27 @@ impl Kind {
         Self::Other,
     ];
 
+    /// Its name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Absent => "absent",
+            Self::Foreign => "foreign",
+            Self::Free => "free",
+            Self::Guard => "guard",
+            Self::Pcp => "pcp",
+            Self::Deferred => "deferred",
+            Self::Lru => "lru",
+            Self::Slab => "slab",
+            Self::PageTable => "page-table",
+            Self::Hugetlb => "hugetlb",
+            Self::Reserved => "reserved",
+            Self::Offline => "offline",
+            Self::Unaccepted => "unaccepted",
+            Self::Other => "other",
+        }
+    }
+
     /// Whether it was handed out by the allocator and not yet given back.
     #[must_use]
     pub fn is_allocated(self) -> bool {

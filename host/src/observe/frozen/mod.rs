@@ -85,6 +85,7 @@ pub enum ReadError {
 }
 
 /// The state of a whole guest's allocator.
+#[derive(Default)]
 pub struct State {
     /// Order of a pageblock: it has `1 << pageblock_order` pages.
     pub pageblock_order: u32,
@@ -101,6 +102,7 @@ pub struct State {
 }
 
 /// The state of one zone. Figures are in pages where nothing else is said.
+#[derive(Default)]
 pub struct Zone {
     /// Its node.
     pub node: u32,
@@ -172,6 +174,7 @@ pub struct FreeList {
 }
 
 /// What one CPU holds of a zone.
+#[derive(Default)]
 pub struct Cpu {
     /// Its number.
     pub number: usize,
