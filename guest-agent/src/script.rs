@@ -83,6 +83,9 @@ pub enum Step {
     PageCache(PageCache),
     /// Fills pipes: unmovable order-0 pages.
     Pipes(Pipes),
+    /// Makes the kernel allocate slabs of kmalloc-2k without sleeping (`GFP_ATOMIC`): unmovable pages of order 2 or 3. Where
+    /// free memory is below the low watermark, 6.1 and 6.12 reserve their pageblocks as HIGHATOMIC; 7.2 does not for slabs.
+    Atomic(Atomic),
     /// Starts processes that touch memory, and end at once or stay.
     Processes(Processes),
     /// Sets the size of a hugetlb pool. Getting fewer pages is no error: that may be what the script measures.
@@ -164,6 +167,16 @@ pub struct Pipes {
     pub count: Count,
     /// KiB that each holds, at most 1024.
     pub kib: Kib,
+}
+
+/// See [`Step::Atomic`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Atomic {
+    /// Under which name they are held.
+    pub name: Name,
+    /// How many slabs, about: what is left of those that are there is used up first.
+    pub slabs: Count,
 }
 
 /// See [`Step::Processes`].
@@ -637,6 +650,7 @@ fn takes(step: &Step) -> Option<&Name> {
         Step::PageTables(step) => Some(&step.name),
         Step::Files(step) => Some(&step.name),
         Step::Pipes(step) => Some(&step.name),
+        Step::Atomic(step) => Some(&step.name),
         Step::Processes(step) if step.stay => Some(&step.name),
         _ => None,
     }
@@ -707,6 +721,7 @@ fn held_bytes(step: &Step) -> u64 {
         Step::PageTables(step) => u64::from(step.count.get()) * PAGE_BYTES,
         Step::Files(step) => u64::from(step.count.get()) * u64::from(step.bytes).next_multiple_of(PAGE_BYTES),
         Step::Pipes(step) => u64::from(step.count.get()) * step.kib.bytes(),
+        Step::Atomic(step) => u64::from(step.slabs.get()) * 8 * PAGE_BYTES,
         Step::Processes(step) if step.stay => u64::from(step.count.get()) * step.mib.bytes(),
         Step::Processes(step) => step.mib.bytes(),
         _ => 0,
@@ -762,6 +777,9 @@ impl fmt::Display for Step {
             Self::Files(step) => write!(formatter, "create {} files as {}", step.count.0, step.name),
             Self::PageCache(step) => write!(formatter, "read {} MiB into the page cache", step.mib.0),
             Self::Pipes(step) => write!(formatter, "fill {} pipes as {}", step.count.0, step.name),
+            Self::Atomic(step) => {
+                write!(formatter, "take {} slabs without sleeping as {}", step.slabs.0, step.name)
+            }
             Self::Processes(step) => {
                 write!(formatter, "run {} processes of {} MiB as {}", step.count.0, step.mib.0, step.name)
             }

@@ -9,8 +9,8 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use guest_agent::script::{
-    Anonymous, Caches, Files, Free, Hugetlb, PAGE_BYTES, PMD_BYTES, PageCache, PageSize, PageTables, Part,
-    Pipes, Processes, Step, WaitQuiet, Write,
+    Anonymous, Atomic, Caches, Files, Free, Hugetlb, PAGE_BYTES, PMD_BYTES, PageCache, PageSize, PageTables,
+    Part, Pipes, Processes, Step, WaitQuiet, Write,
 };
 use memmap2::{Advice, MmapMut, MmapOptions, UncheckedAdvice};
 
@@ -71,6 +71,10 @@ impl Holdings {
             }
             Step::Pipes(step) => {
                 let pipes = fill_pipes(step)?;
+                self.hold(step.name.as_str(), Holding::Pipes { _pipes: pipes });
+            }
+            Step::Atomic(step) => {
+                let pipes = take_slabs(step)?;
                 self.hold(step.name.as_str(), Holding::Pipes { _pipes: pipes });
             }
             Step::Processes(step) => {
@@ -251,11 +255,7 @@ fn read_page_cache(step: &PageCache) -> Result<(), Failure> {
 fn fill_pipes(step: &Pipes) -> Result<Vec<(PipeReader, PipeWriter)>, Failure> {
     need(u64::from(step.count.get()) * step.kib.bytes())?;
     let bytes = step.kib.bytes() as usize;
-    // The limits count what one user holds in pipes and files; this one is root in an empty machine.
-    fs::write("/proc/sys/fs/pipe-max-size", "1048576").context("raise the size of pipes")?;
-    let files = rustix::process::Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
-    rustix::process::setrlimit(rustix::process::Resource::Nofile, files)
-        .context("raise the number of files")?;
+    lift_limits()?;
     let content = vec![b'x'; PAGE_BYTES as usize];
     let mut pipes = Vec::with_capacity(step.count.get() as usize);
     for _ in 0..step.count.get() {
@@ -266,6 +266,42 @@ fn fill_pipes(step: &Pipes) -> Result<Vec<(PipeReader, PipeWriter)>, Failure> {
         }
         pipes.push((reader, writer));
     }
+    Ok(pipes)
+}
+
+/// The limits count what one user holds in pipes and files; this one is root in an empty machine.
+fn lift_limits() -> Result<(), Failure> {
+    fs::write("/proc/sys/fs/pipe-max-size", "1048576").context("raise the size of pipes")?;
+    let files = rustix::process::Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, files).context("raise the number of files")
+}
+
+/// A path through more than two symbolic links inside each other needs a stack, which its lookup takes from kmalloc-2k and,
+/// under RCU, without sleeping (fs/namei.c, nd_alloc_stack()). It is given back at once, so pipes use the objects up: the
+/// array of one that holds 32 pages has that size too (fs/pipe.c, pipe_resize_ring()). Whichever lookup finds no object left
+/// takes a slab.
+fn take_slabs(step: &Atomic) -> Result<Vec<(PipeReader, PipeWriter)>, Failure> {
+    const OBJECTS: usize = 16;
+    let links = Path::new("/tmp").join(format!("{}-links", step.name));
+    let make = || -> std::io::Result<()> {
+        fs::create_dir(&links)?;
+        for number in 0..4 {
+            std::os::unix::fs::symlink(format!("{}/.", number + 1), links.join(number.to_string()))?;
+        }
+        fs::create_dir(links.join("4"))
+    };
+    make().context("make symbolic links")?;
+    lift_limits()?;
+    let path = links.join("0/.");
+    let count = step.slabs.get() as usize * OBJECTS;
+    let mut pipes = Vec::with_capacity(count);
+    for _ in 0..count {
+        fs::metadata(&path).context("follow symbolic links")?;
+        let (reader, writer) = std::io::pipe().context("make a pipe")?;
+        rustix::pipe::fcntl_setpipe_size(&writer, 32 * PAGE_BYTES as usize).context("size a pipe")?;
+        pipes.push((reader, writer));
+    }
+    fs::remove_dir_all(&links).context("remove the symbolic links")?;
     Ok(pipes)
 }
 
