@@ -470,6 +470,11 @@ fn e07_buddies_that_are_not_merged() {
     assert_fault("7.2", "merge-skip", "churn", &["I7"]);
 }
 
+#[test]
+fn e12_freed_pages_that_keep_what_their_owner_left() {
+    assert_fault("7.2", "stale-private", "churn", &["I14"]);
+}
+
 /// On 6.12, since 7.2 loses guard pages as it is.
 #[test]
 fn e08_guards_that_are_not_merged() {

@@ -1,5 +1,5 @@
 //! What the frozen state must satisfy, exactly: nothing moved while it was read. Invariants are numbered as in the reference
-//! on the allocator.
+//! on the allocator; I14 is not in it.
 //!
 //! One cause gives one violation. Where a list could not be walked to its end I8 (or I10) says so, and what counts on that
 //! list is not judged.
@@ -29,7 +29,7 @@ pub struct Broken {
 type Check = fn(&State, &Zone) -> Vec<Broken>;
 
 /// Every invariant of the frozen state, by the name it has in reports.
-pub const INVARIANTS: [(&str, Check); 13] = [
+pub const INVARIANTS: [(&str, Check); 14] = [
     ("I1", list_lengths),
     ("I2", free_pages),
     ("I3", free_cma),
@@ -43,6 +43,7 @@ pub const INVARIANTS: [(&str, Check); 13] = [
     ("I11", isolation),
     ("I12", guards),
     ("I13", conservation),
+    ("I14", stale_private),
 ];
 
 /// Runs every check on a zone.
@@ -491,4 +492,24 @@ fn conservation(_: &State, zone: &Zone) -> Vec<Broken> {
         zone.managed.cast_signed(),
         "managed pages",
     )
+}
+
+/// I14, in pages: `page->private` is 0 in pages behind the first of a free block or guard, and in all pages on per-CPU lists.
+///
+/// Kernels: 7.2, 6.12.93, 6.1.176 and later. Source: mm/page_alloc.c, free_pages_prepare().
+fn stale_private(_: &State, zone: &Zone) -> Vec<Broken> {
+    let mut blocks = zone.anomalies.of(Fault::StalePrivate);
+    let Some(first) = blocks.next() else { return Vec::new() };
+    let pages = first.count + blocks.map(|block| block.count).sum::<u64>();
+    vec![Broken {
+        invariant: "",
+        expected: 0,
+        found: first.found.cast_signed(),
+        pfn: Some(first.pfn),
+        pages,
+        text: format!(
+            "{pages} free pages hold what their last owner left in page->private, first pfn {:#x} with {:#x}",
+            first.pfn, first.found
+        ),
+    }]
 }

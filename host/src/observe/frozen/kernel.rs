@@ -208,7 +208,7 @@ pub(super) struct SectionLayout {
 const VARIABLE_MAX_WORDS: u64 = 4096;
 
 /// Symbols that the reader uses; the second column says whether every kernel has it.
-const SYMBOLS: [(&str, bool); 11] = [
+const SYMBOLS: [(&str, bool); 12] = [
     ("contig_page_data", false),
     ("node_data", false),
     ("mem_section", true),
@@ -220,6 +220,7 @@ const SYMBOLS: [(&str, bool); 11] = [
     ("_debug_guardpage_minorder", false),
     ("_debug_guardpage_enabled", false),
     ("__pgtable_l5_enabled", false),
+    ("linux_banner", false),
 ];
 
 impl Kernel {

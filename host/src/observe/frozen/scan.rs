@@ -129,7 +129,14 @@ struct Inside {
 }
 
 /// Gives every page of `zone` its class, and notes what should not be.
-pub(super) fn scan(kernel: &Kernel, map: &MemMap<'_>, bits: ZoneBits, block_order: u32, zone: &mut Zone) {
+pub(super) fn scan(
+    kernel: &Kernel,
+    map: &MemMap<'_>,
+    bits: ZoneBits,
+    block_order: u32,
+    clears_private: bool,
+    zone: &mut Zone,
+) {
     let mut pages = std::mem::take(&mut zone.pages);
     let mut scan = Scan {
         kernel,
@@ -138,6 +145,7 @@ pub(super) fn scan(kernel: &Kernel, map: &MemMap<'_>, bits: ZoneBits, block_orde
         of_zone: bits.value(zone),
         marks: Marks::new(kernel.page.scheme),
         block_order,
+        clears_private,
         lists_whole: !zone.has_broken_lists(),
         zone,
         inside: Inside { end: 0, class: PageClass::default(), free: false },
@@ -167,6 +175,7 @@ struct Scan<'a, 'm> {
     of_zone: (u64, u64),
     marks: Marks,
     block_order: u32,
+    clears_private: bool,
     lists_whole: bool,
     zone: &'a mut Zone,
     inside: Inside,
@@ -180,7 +189,7 @@ impl Scan<'_, '_> {
         let (mark, references) = (self.marks.of(kind as u32), (kind >> 32) as u32);
         if pfn < self.inside.end && listed == PageClass::default() && mark == Mark::None {
             let as_expected = if self.inside.free {
-                references == 0
+                references == 0 && self.left_private(page) == 0
             } else {
                 word(page, self.kernel.page.compound) & 1 == 1
             };
@@ -210,6 +219,7 @@ impl Scan<'_, '_> {
                         let fault = if kind == Kind::Pcp { Fault::PcpReferenced } else { Fault::Referenced };
                         self.fault(fault, pfn, 0, references.into());
                     }
+                    self.private(pfn, page);
                     return self.inside.class;
                 }
             } else if word(page, self.kernel.page.compound) & 1 == 1 && listed == PageClass::default() {
@@ -219,7 +229,7 @@ impl Scan<'_, '_> {
         }
         match listed.kind() {
             Kind::Free => self.free(pfn, page, listed, mark, references),
-            Kind::Pcp | Kind::Deferred => self.per_cpu(pfn, listed, mark, references),
+            Kind::Pcp | Kind::Deferred => self.per_cpu(pfn, page, listed, mark, references),
             _ => self.unlisted(pfn, page, mark, references),
         }
     }
@@ -253,14 +263,37 @@ impl Scan<'_, '_> {
         self.enter(pfn, order, listed)
     }
 
-    fn per_cpu(&mut self, pfn: u64, listed: PageClass, mark: Mark, references: u32) -> PageClass {
+    fn per_cpu(
+        &mut self,
+        pfn: u64,
+        page: &PageWords,
+        listed: PageClass,
+        mark: Mark,
+        references: u32,
+    ) -> PageClass {
         if matches!(mark, Mark::Buddy | Mark::Guard) {
             self.fault(Fault::PcpMarked, pfn, 0, 1);
         }
         if references != 0 && listed.kind() == Kind::Pcp {
             self.fault(Fault::PcpReferenced, pfn, 0, references.into());
         }
+        if listed.kind() == Kind::Pcp {
+            self.private(pfn, page);
+        }
         self.enter(pfn, listed.order(), listed)
+    }
+
+    /// What a free page holds in `private` and should not.
+    #[inline]
+    fn left_private(&self, page: &PageWords) -> u64 {
+        if self.clears_private { word(page, self.kernel.page.private) } else { 0 }
+    }
+
+    fn private(&mut self, pfn: u64, page: &PageWords) {
+        let left = self.left_private(page);
+        if left != 0 {
+            self.fault(Fault::StalePrivate, pfn, 0, left);
+        }
     }
 
     /// Goes on inside the block of `1 << order` pages at `pfn`.
