@@ -85,7 +85,7 @@ pub enum ReadError {
 }
 
 /// The state of a whole guest's allocator.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct State {
     /// Order of a pageblock: it has `1 << pageblock_order` pages.
     pub pageblock_order: u32,
@@ -102,7 +102,7 @@ pub struct State {
 }
 
 /// The state of one zone. Figures are in pages where nothing else is said.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Zone {
     /// Its node.
     pub node: u32,
@@ -157,6 +157,7 @@ pub struct Zone {
 }
 
 /// The free area of one order.
+#[derive(Clone)]
 pub struct Area {
     /// Free blocks, as counted.
     pub nr_free: u64,
@@ -165,7 +166,7 @@ pub struct Area {
 }
 
 /// A free list.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct FreeList {
     /// First pfns of its blocks, head first.
     pub pfns: Vec<u32>,
@@ -174,7 +175,7 @@ pub struct FreeList {
 }
 
 /// What one CPU holds of a zone.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Cpu {
     /// Its number.
     pub number: usize,
@@ -189,7 +190,7 @@ pub struct Cpu {
 }
 
 /// The per-CPU pages of a zone (struct per_cpu_pages).
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Pcp {
     /// Pages on the lists, as counted.
     pub count: i32,
@@ -210,6 +211,7 @@ pub struct Pcp {
 }
 
 /// A per-CPU list.
+#[derive(Clone)]
 pub struct PcpList {
     /// Order of its pages.
     pub order: u32,
@@ -281,7 +283,7 @@ pub enum Place {
 }
 
 /// The anomalies of a zone, by what they are and where: a thousand bad pages in one block are one.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Anomalies {
     found: BTreeMap<(Fault, Option<Place>, u64), Anomaly>,
     /// Anomalies that were not kept, since there were too many.

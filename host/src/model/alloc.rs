@@ -1,0 +1,440 @@
+//! The allocation path: zonelist and watermarks, the free lists of a type, claim, steal (mm/page_alloc.c,
+//! __alloc_frozen_pages_noprof(), get_page_from_freelist(), rmqueue(), __rmqueue()).
+
+use super::zone::{Is, Zone};
+use super::{MOVABLE, Model, ORDERS, PCP_TYPES, RECLAIMABLE, UNMOVABLE};
+
+/// Types that a type falls back to, in this order (`fallbacks`).
+const FALLBACKS: [[usize; PCP_TYPES - 1]; PCP_TYPES] =
+    [[RECLAIMABLE, MOVABLE], [RECLAIMABLE, UNMOVABLE], [UNMOVABLE, MOVABLE]];
+const MIN: usize = 0;
+const LOW: usize = 1;
+const HIGH: usize = 2;
+/// ZONE_NORMAL: the zone for which fragmentation is avoided.
+const ZONE_NORMAL: usize = 2;
+
+/// How far a request may go into the reserves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reserve {
+    /// __GFP_NOMEMALLOC: not at all.
+    None,
+    /// A request that cannot sleep: HIGHATOMIC blocks for single pages.
+    NonBlock,
+    /// __GFP_HIGH on top: half of the minimum, and HIGHATOMIC blocks for larger ones.
+    Atomic,
+}
+
+/// A request for pages that may not sleep and wakes nobody: neither __GFP_DIRECT_RECLAIM nor __GFP_KSWAPD_RECLAIM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The block has `1 << order` pages; below 11.
+    pub order: u32,
+    /// 0 unmovable, 1 movable, 2 reclaimable (gfp_migratetype()).
+    pub list: usize,
+    /// The highest zone that will do, by its index in the kernel (gfp_zone()).
+    pub highest_zone: usize,
+    /// The reserves.
+    pub reserve: Reserve,
+}
+
+/// ALLOC_* of one attempt.
+#[derive(Clone, Copy)]
+pub(crate) struct Flags {
+    mark: usize,
+    min_reserve: bool,
+    non_block: bool,
+    pub(crate) highatomic: bool,
+    cma: bool,
+    no_fragment: bool,
+}
+
+impl Flags {
+    /// ALLOC_RESERVES.
+    fn reserves(self) -> bool {
+        self.min_reserve || self.non_block || self.highatomic
+    }
+}
+
+/// enum rmqueue_mode: where a batch found pages last.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Mode {
+    Normal,
+    Cma,
+    Claim,
+    Steal,
+}
+
+impl Zone {
+    /// zone_page_state(): what is folded in, and never below zero with SMP.
+    fn free_pages(&self) -> i64 {
+        if self.semantics.per_cpu_lists { self.free.value.max(0) } else { self.free.value }
+    }
+
+    fn free_cma_pages(&self) -> i64 {
+        if self.semantics.per_cpu_lists { self.free_cma.value.max(0) } else { self.free_cma.value }
+    }
+
+    /// A watermark with the boost (wmark_pages()).
+    fn watermark(&self, mark: usize) -> i64 {
+        self.watermarks[mark].saturating_add(self.boost).cast_signed()
+    }
+
+    /// __zone_watermark_unusable_free().
+    fn unusable(&self, order: u32, flags: Flags) -> i64 {
+        let mut pages = (1 << order) - 1;
+        if !flags.reserves() {
+            pages += self.free_highatomic.cast_signed();
+        }
+        if self.types.cma.is_some() && !flags.cma {
+            pages += self.free_cma_pages();
+        }
+        pages
+    }
+
+    /// zone_watermark_fast().
+    fn watermark_fast(&self, order: u32, mark: i64, highest: usize, flags: Flags) -> bool {
+        let free = self.free_pages();
+        let reserve = self.lowmem_reserve.get(highest).copied().unwrap_or(0);
+        if order == 0 {
+            let usable = free - free.min(self.unusable(0, flags));
+            if usable > mark + reserve {
+                return true;
+            }
+        }
+        if self.watermark_ok(order, mark, highest, flags, free) {
+            return true;
+        }
+        // The boost does not count for a single page at the minimum.
+        if order == 0 && flags.min_reserve && self.boost > 0 && flags.mark == MIN {
+            let mark = self.watermarks[MIN].cast_signed();
+            return self.watermark_ok(order, mark, highest, flags, free);
+        }
+        false
+    }
+
+    /// __zone_watermark_ok().
+    fn watermark_ok(&self, order: u32, mark: i64, highest: usize, flags: Flags, free: i64) -> bool {
+        let mut min = mark;
+        if flags.reserves() && flags.min_reserve {
+            min -= min / 2;
+            if flags.non_block {
+                min -= min / 4;
+            }
+        }
+        let reserve = self.lowmem_reserve.get(highest).copied().unwrap_or(0);
+        if free - self.unusable(order, flags) <= min + reserve {
+            return false;
+        }
+        if order == 0 {
+            return true;
+        }
+        (order as usize..ORDERS).any(|order| {
+            let has = |list: usize| self.lists[order][list].len > 0;
+            self.nr_free[order] > 0
+                && ((0..PCP_TYPES).any(has)
+                    || flags.cma && self.types.cma.is_some_and(has)
+                    || flags.highatomic && has(self.types.highatomic))
+        })
+    }
+
+    /// zone_watermark_ok(zone, 0, high_wmark_pages(zone), ZONE_MOVABLE, 0), by which freeing sees that there is enough.
+    pub(crate) fn is_above_high(&self) -> bool {
+        let highest = self.lowmem_reserve.len().saturating_sub(1);
+        let flags = Flags {
+            mark: MIN,
+            min_reserve: false,
+            non_block: false,
+            highatomic: false,
+            cma: false,
+            no_fragment: false,
+        };
+        self.watermark_ok(0, self.watermark(HIGH), highest, flags, self.free_pages())
+    }
+
+    /// expand(): gives the upper halves back, as guards below the minimum order. Returns the pages that are on lists.
+    fn expand(&mut self, at: u32, low: u32, mut high: u32, list: usize) -> i64 {
+        let mut added = 0;
+        while high > low {
+            high -= 1;
+            let half = at + (1 << high);
+            if high < self.minorder {
+                self.set(half, Is::Guard, high);
+                continue;
+            }
+            self.add_free(half, high, list, false);
+            added += 1 << high;
+        }
+        added
+    }
+
+    /// page_del_and_expand().
+    fn take(&mut self, at: u32, low: u32, high: u32, list: usize) -> u32 {
+        self.del_free(at, high, list);
+        let added = self.expand(at, low, high, list);
+        self.account(added - (1 << high), list);
+        at
+    }
+
+    /// __rmqueue_smallest().
+    fn smallest(&mut self, order: u32, list: usize) -> Option<u32> {
+        for high in order as usize..ORDERS {
+            let first = self.lists[high][list];
+            if first.len > 0 {
+                return Some(self.take(first.first, order, high as u32, list));
+            }
+        }
+        None
+    }
+
+    /// __rmqueue(), with the mode that a batch keeps.
+    pub(crate) fn rmqueue(&mut self, order: u32, list: usize, flags: Flags, mode: &mut Mode) -> Option<u32> {
+        let cma = self.types.cma.filter(|_| flags.cma);
+        if let Some(cma) = cma
+            && self.free_cma_pages() > self.free_pages() / 2
+            && let Some(page) = self.smallest(order, cma)
+        {
+            return Some(page);
+        }
+        if *mode == Mode::Normal
+            && let Some(page) = self.smallest(order, list)
+        {
+            return Some(page);
+        }
+        if *mode <= Mode::Cma
+            && let Some(cma) = cma
+            && let Some(page) = self.smallest(order, cma)
+        {
+            *mode = Mode::Cma;
+            return Some(page);
+        }
+        if *mode <= Mode::Claim
+            && let Some(page) = self.claim(order, list, flags)
+        {
+            *mode = Mode::Normal;
+            return Some(page);
+        }
+        if !flags.no_fragment
+            && let Some(page) = self.steal(order, list)
+        {
+            *mode = Mode::Steal;
+            return Some(page);
+        }
+        None
+    }
+
+    /// The first type to fall back to that has a block of this order (find_suitable_fallback()).
+    fn fallback(&self, order: usize, list: usize) -> Option<usize> {
+        if self.nr_free[order] == 0 {
+            return None;
+        }
+        FALLBACKS[list].into_iter().find(|other| self.lists[order][*other].len > 0)
+    }
+
+    /// should_try_claim_block().
+    fn should_claim(&self, order: usize, list: usize) -> bool {
+        order as u32 >= self.block_order / 2 || list != MOVABLE
+    }
+
+    /// __rmqueue_claim(): from the largest order down.
+    fn claim(&mut self, order: u32, list: usize, flags: Flags) -> Option<u32> {
+        let least = if flags.no_fragment && order < self.block_order { self.block_order } else { order };
+        for high in (least as usize..ORDERS).rev() {
+            if !self.should_claim(high, list) {
+                break;
+            }
+            let Some(other) = self.fallback(high, list) else { continue };
+            let at = self.lists[high][other].first;
+            if let Some(page) = self.claim_block(at, high as u32, order, list, other) {
+                return Some(page);
+            }
+        }
+        None
+    }
+
+    /// try_to_claim_block().
+    fn claim_block(&mut self, at: u32, high: u32, order: u32, list: usize, other: usize) -> Option<u32> {
+        if high >= self.block_order {
+            self.del_free(at, high, other);
+            self.account(-(1 << high), other);
+            self.set_block_type(at, high, list);
+            let added = self.expand(at, order, high, list);
+            self.account(added, list);
+            return Some(at);
+        }
+        // Even where the claim then fails.
+        self.raise_boost();
+        let size = 1_u32 << self.block_order;
+        let first = at & !(size - 1);
+        if first < self.start || first + size > self.end {
+            return None;
+        }
+        let (mut free, mut movable, mut page) = (0, 0, first);
+        while page < first + size {
+            match self.is(page) {
+                (Is::Buddy, order) => {
+                    free += 1 << order;
+                    page += 1 << order;
+                    continue;
+                }
+                (Is::Movable, _) => movable += 1,
+                _ => {}
+            }
+            page += 1;
+        }
+        let alike = match (list, other) {
+            (MOVABLE, _) => movable,
+            (_, MOVABLE) => size - (free + movable),
+            _ => 0,
+        };
+        if free + alike < size / 2 {
+            return None;
+        }
+        self.move_block(first, other, list);
+        self.smallest(order, list)
+    }
+
+    /// move_freepages_block() of a block that lies in the zone: its free blocks, in the order of pfns, and its type.
+    fn move_block(&mut self, first: u32, from: usize, to: usize) {
+        let mut page = first;
+        while page < first + (1 << self.block_order) {
+            match self.is(page) {
+                (Is::Buddy, order) => {
+                    self.move_free(page, order, from, to);
+                    page += 1 << order;
+                }
+                _ => page += 1,
+            }
+        }
+        self.set_block_type(first, self.block_order, to);
+    }
+
+    /// boost_watermark().
+    fn raise_boost(&mut self) {
+        let size = 1_u64 << self.block_order;
+        if self.boost_factor == 0 || size * 4 > self.managed {
+            return;
+        }
+        // mult_frac()
+        let (high, factor) = (self.watermarks[HIGH], self.boost_factor);
+        let most = high / 10_000 * factor + high % 10_000 * factor / 10_000;
+        if most > 0 {
+            self.boost = (self.boost + size).min(most.max(size));
+        }
+    }
+
+    /// __rmqueue_steal(): from the smallest order up, the block keeps its type.
+    fn steal(&mut self, order: u32, list: usize) -> Option<u32> {
+        for high in order as usize..ORDERS {
+            if let Some(other) = self.fallback(high, list) {
+                return Some(self.take(self.lists[high][other].first, order, high as u32, other));
+            }
+        }
+        None
+    }
+
+    /// rmqueue_buddy().
+    fn rmqueue_buddy(&mut self, order: u32, list: usize, flags: Flags) -> Option<u32> {
+        let highatomic = self.types.highatomic;
+        let mut page = None;
+        if flags.highatomic {
+            page = self.smallest(order, highatomic);
+        }
+        let page = page.or_else(|| self.rmqueue(order, list, flags, &mut Mode::Normal));
+        // Failing now is worse than failing a larger atomic request later.
+        let page = page.or_else(|| flags.non_block.then(|| self.smallest(order, highatomic)).flatten())?;
+        if flags.highatomic && (!self.semantics.highatomic_at_once || flags.mark == MIN) {
+            self.reserve(page, order);
+        }
+        Some(page)
+    }
+
+    /// reserve_highatomic_pageblock().
+    fn reserve(&mut self, at: u32, order: u32) {
+        let size = 1_u64 << self.block_order;
+        let share = self.managed / 100;
+        if share < size || self.reserved_highatomic >= share.next_multiple_of(size) {
+            return;
+        }
+        let list = self.block_type(at);
+        if !Self::is_mergeable(list) {
+            return;
+        }
+        if order >= self.block_order {
+            self.set_block_type(at, order, self.types.highatomic);
+            self.reserved_highatomic += 1 << order;
+            return;
+        }
+        let first = at & !(size as u32 - 1);
+        if first >= self.start && first + size as u32 <= self.end {
+            self.move_block(first, list, self.types.highatomic);
+            self.reserved_highatomic += size;
+        }
+    }
+}
+
+impl Model {
+    /// `alloc_pages()`: the pfn, or none where the request fails.
+    pub fn alloc(&mut self, request: Request) -> Option<u64> {
+        let Request { order, list, reserve, .. } = request;
+        let cma = list == MOVABLE && self.types.cma.is_some();
+        let atomic = reserve == Reserve::Atomic;
+        // alloc_flags_nofragment(): the preferred zone is the highest one that will do.
+        let preferred =
+            self.zones.iter().rev().find(|zone| zone.index <= request.highest_zone && zone.managed > 0)?;
+        let fast = Flags {
+            mark: LOW,
+            min_reserve: false,
+            non_block: false,
+            highatomic: self.semantics.highatomic_at_once && atomic && order > 0,
+            cma,
+            no_fragment: preferred.index == ZONE_NORMAL,
+        };
+        if let Some(pfn) = self.get_page(request, fast) {
+            return Some(pfn);
+        }
+        let slow = Flags {
+            mark: MIN,
+            min_reserve: atomic,
+            non_block: reserve != Reserve::None,
+            highatomic: atomic && order > 0,
+            cma,
+            no_fragment: false,
+        };
+        debug_assert!(list < PCP_TYPES);
+        // A request that may ignore cpusets tries once more (__alloc_pages_slowpath(), can_retry_reserves).
+        let tries = if atomic { 2 } else { 1 };
+        (0..tries).find_map(|_| self.get_page(request, slow))
+    }
+
+    /// get_page_from_freelist().
+    fn get_page(&mut self, request: Request, mut flags: Flags) -> Option<u64> {
+        loop {
+            for zone in self.zones.iter_mut().rev() {
+                if zone.index > request.highest_zone || zone.managed == 0 {
+                    continue;
+                }
+                let ok = |zone: &Zone, mark: usize| {
+                    zone.watermark_fast(request.order, zone.watermark(mark), request.highest_zone, flags)
+                };
+                if zone.below_high || !ok(zone, HIGH) {
+                    zone.below_high = true;
+                    if !ok(zone, flags.mark) {
+                        continue;
+                    }
+                }
+                let mut page = None;
+                if zone.semantics.per_cpu_lists && super::pcp::takes(request.order) {
+                    page = zone.alloc_per_cpu(request.order, request.list, flags);
+                }
+                let page = page.or_else(|| zone.rmqueue_buddy(request.order, request.list, flags));
+                if let Some(page) = page {
+                    return Some(zone.pfn(page));
+                }
+            }
+            if !flags.no_fragment {
+                return None;
+            }
+            flags.no_fragment = false;
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! The reference model: what mm/page_alloc.c does, page by page. It predicts which page an allocation gets.
+//!
+//! No I/O, no clock, no randomness. A [`Model`] is built from a frozen [`State`](crate::observe::frozen::State), replays
+//! operations, and is held against a later frozen state by [`Model::differences`]. What a kernel does differently from
+//! another is in [`Semantics`], named after what changed.
+//!
+//! Modelled so far: 7.2 and 7.3 on one node and one CPU, requests that may not sleep, with and without per-CPU lists. See
+//! [`Unsupported`] for what is refused.
+
+mod alloc;
+mod compare;
+mod free;
+mod freeze;
+mod pcp;
+mod semantics;
+#[cfg(test)]
+mod tests;
+mod zone;
+
+use crate::observe::frozen::{MigrateType, State};
+
+pub use alloc::{Request, Reserve};
+pub use compare::Difference;
+pub use semantics::Semantics;
+pub use zone::Zone;
+
+/// Orders of free areas: MAX_PAGE_ORDER is one less.
+pub(crate) const ORDERS: usize = 11;
+/// MIGRATE_TYPES that are kept apart.
+pub(crate) const TYPES: usize = 8;
+/// MIGRATE_PCPTYPES: types with fallbacks, and with per-CPU lists.
+pub(crate) const PCP_TYPES: usize = 3;
+/// MIGRATE_UNMOVABLE, MIGRATE_MOVABLE, MIGRATE_RECLAIMABLE in every kernel.
+pub(crate) const UNMOVABLE: usize = 0;
+pub(crate) const MOVABLE: usize = 1;
+pub(crate) const RECLAIMABLE: usize = 2;
+
+/// Why a state cannot be modelled. All mean *no verdict*.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unsupported {
+    /// Kernels before 7.2 fall back, and keep per-CPU lists, in other ways.
+    #[error("the model does not yet know kernels before 7.2")]
+    Kernel,
+    /// More than one node or CPU.
+    #[error("the model does not yet know {0}")]
+    Machine(&'static str),
+    /// The state breaks an invariant: what follows from it means nothing.
+    #[error("the state to start from breaks {invariant} in {zone}: {text}")]
+    Broken {
+        /// The invariant.
+        invariant: &'static str,
+        /// The zone.
+        zone: String,
+        /// In words.
+        text: String,
+    },
+    /// The zone is larger than links of 24 bits reach.
+    #[error("zone {0} has more than 2^24 pages")]
+    Size(String),
+}
+
+/// The allocator of a machine.
+#[derive(Clone)]
+pub struct Model {
+    pub(crate) semantics: Semantics,
+    /// Numbers of the types that are not the same in every kernel.
+    pub(crate) types: TypeNumbers,
+    /// Populated zones of the node, lowest first.
+    pub zones: Vec<Zone>,
+}
+
+/// Numbers of the migratetypes that depend on the configuration.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TypeNumbers {
+    pub(crate) highatomic: usize,
+    pub(crate) cma: Option<usize>,
+    pub(crate) isolate: Option<usize>,
+}
+
+impl Model {
+    /// The model of a machine in this state.
+    ///
+    /// # Errors
+    /// See [`Unsupported`].
+    pub fn new(state: &State, semantics: Semantics) -> Result<Self, Unsupported> {
+        if !state.isolation_keeps_type {
+            return Err(Unsupported::Kernel);
+        }
+        if state.zones.iter().any(|zone| zone.node != 0) {
+            return Err(Unsupported::Machine("more than one node"));
+        }
+        if state.zones.iter().any(|zone| zone.cpus.len() != 1) {
+            return Err(Unsupported::Machine("more than one CPU"));
+        }
+        for zone in &state.zones {
+            // A kernel that miscounts merged guards miscounts from boot on: the model goes on from what it counted.
+            let known = |name: &str| name == "I2" && !semantics.counts_merged_guards;
+            let mut broken = crate::check::frozen::check(state, zone).into_iter();
+            if let Some(broken) = broken.find(|broken| !known(broken.invariant)) {
+                let (invariant, text) = (broken.invariant, broken.text);
+                return Err(Unsupported::Broken { invariant, zone: zone.label(), text });
+            }
+        }
+        let types = TypeNumbers {
+            highatomic: state.type_number(MigrateType::HighAtomic).ok_or(Unsupported::Kernel)?,
+            cma: state.type_number(MigrateType::Cma),
+            isolate: state.type_number(MigrateType::Isolate),
+        };
+        let zones: Result<Vec<Zone>, Unsupported> =
+            state.zones.iter().map(|zone| Zone::new(state, zone, types, semantics)).collect();
+        Ok(Self { semantics, types, zones: zones? })
+    }
+
+    /// The zone that a pfn belongs to.
+    pub(crate) fn zone_of(&mut self, pfn: u64) -> Option<&mut Zone> {
+        self.zones.iter_mut().find(|zone| zone.contains(pfn))
+    }
+}

@@ -1,0 +1,230 @@
+//! The model against itself, without any kernel.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::check;
+use crate::observe::frozen::{self, Area, Block, Cpu, FreeList, Kind, PageClass, Part, Pcp, PcpList};
+
+const BLOCK: u64 = 512;
+const KINDS: [MigrateType; 6] = [
+    MigrateType::Unmovable,
+    MigrateType::Movable,
+    MigrateType::Reclaimable,
+    MigrateType::HighAtomic,
+    MigrateType::Cma,
+    MigrateType::Isolate,
+];
+
+/// A machine as it is before anything was allocated: one zone, ZONE_DMA32, all of it free and movable.
+fn fresh(blocks: u64, minorder: u32, smp: bool) -> State {
+    let (start, spanned) = (0x1000, blocks * BLOCK);
+    let mut areas: Vec<Area> = (0..ORDERS)
+        .map(|_| Area { nr_free: 0, lists: (0..KINDS.len()).map(|_| FreeList::default()).collect() })
+        .collect();
+    areas[10].nr_free = blocks / 2;
+    areas[10].lists[MOVABLE].pfns = (0..blocks / 2).map(|index| (start + index * 2 * BLOCK) as u32).collect();
+    let page = |index: u64| {
+        let part = if index % (2 * BLOCK) == 0 { Part::Head } else { Part::Tail };
+        PageClass::new(Kind::Free, part, if part == Part::Head { 10 } else { 0 })
+    };
+    let movable = Block { kind: MigrateType::Movable, number: MOVABLE, skip: false, isolated: false };
+    let lists = (0..14).map(|index| PcpList {
+        order: if index < 12 { index / 3 } else { 9 },
+        pfns: Vec::new(),
+        broken: false,
+    });
+    let pcp =
+        Pcp { batch: 31, high: 200, high_range: Some((200, 4000)), lists: lists.collect(), ..Pcp::default() };
+    let zone = frozen::Zone {
+        index: 1,
+        name: "DMA32".into(),
+        start,
+        spanned,
+        present: spanned,
+        managed: spanned,
+        watermarks: vec![16, 20, 24, 28],
+        lowmem_reserve: vec![0; 4],
+        free_highatomic: Some(0),
+        isolated_blocks: Some(0),
+        areas,
+        counters: vec![spanned as i64, spanned as i64, 0],
+        counter_names: ["NR_FREE_PAGES", "NR_FREE_PAGES_BLOCKS", "NR_FREE_CMA_PAGES"]
+            .map(String::from)
+            .into(),
+        cpus: vec![Cpu {
+            number: 0,
+            online: true,
+            pcp,
+            diffs: if smp { vec![0; 3] } else { Vec::new() },
+            threshold: smp.then_some(6),
+        }],
+        first_block: start / BLOCK,
+        blocks: (0..blocks).map(|_| Some(movable)).collect(),
+        pages: (0..spanned).map(page).collect(),
+        ..frozen::Zone::default()
+    };
+    State {
+        pageblock_order: 9,
+        guard_minorder: minorder,
+        types: KINDS.into(),
+        hygiene: true,
+        isolation_keeps_type: true,
+        zones: vec![zone],
+    }
+}
+
+fn semantics(smp: bool) -> Semantics {
+    Semantics { counts_merged_guards: true, highatomic_at_once: false, per_cpu_lists: smp }
+}
+
+fn model(state: &State, smp: bool) -> Model {
+    Model::new(state, semantics(smp)).expect("a state that can be modelled")
+}
+
+fn request(order: u32, list: usize) -> Request {
+    Request { order, list, highest_zone: 2, reserve: Reserve::NonBlock }
+}
+
+/// Invariants that the state of the model breaks.
+fn broken(model: &Model, start: &State) -> Vec<String> {
+    let state = model.state(start);
+    let broken = state.zones.iter().flat_map(|zone| check::frozen::check(&state, zone));
+    broken.map(|broken| format!("{}: {}", broken.invariant, broken.text)).collect()
+}
+
+#[test]
+fn a_model_is_what_it_was_built_from() {
+    for smp in [false, true] {
+        let start = fresh(8, 0, smp);
+        let model = model(&start, smp);
+        assert_eq!(model.differences(&start), []);
+        assert_eq!(broken(&model, &start), [""; 0]);
+    }
+}
+
+#[test]
+fn an_allocation_takes_the_lowest_page_and_leaves_the_upper_halves_at_the_heads() {
+    let start = fresh(8, 0, false);
+    let mut model = model(&start, false);
+    assert_eq!(model.alloc(request(0, MOVABLE)), Some(0x1000));
+    let zone = &model.zones[0];
+    for order in 0..10 {
+        assert_eq!(zone.pfn(zone.lists[order][MOVABLE].first), 0x1000 + (1 << order));
+    }
+    assert_eq!(model.alloc(request(0, MOVABLE)), Some(0x1001));
+}
+
+#[test]
+fn an_unmovable_page_claims_the_largest_block_of_another_type() {
+    let start = fresh(8, 0, false);
+    let mut model = model(&start, false);
+    assert_eq!(model.alloc(request(0, UNMOVABLE)), Some(0x1000));
+    let zone = &model.zones[0];
+    assert_eq!((zone.block_type(0), zone.block_type(512), zone.block_type(1024)), (0, 0, 1));
+}
+
+#[test]
+fn merged_guards_are_counted_or_lost() {
+    let start = fresh(8, 2, false);
+    for counts in [true, false] {
+        let semantics = Semantics { counts_merged_guards: counts, ..semantics(false) };
+        let mut model = Model::new(&start, semantics).expect("a state that can be modelled");
+        let pfn = model.alloc(request(0, MOVABLE)).expect("a page");
+        // Two pages of order 1, one of order 0.
+        assert_eq!(model.zones[0].free.value, 8 * 512 - 4);
+        model.free(pfn, 0);
+        assert_eq!(model.zones[0].free.value, 8 * 512 - if counts { 0 } else { 3 });
+        assert_eq!(model.zones[0].nr_free[10], 4);
+    }
+}
+
+#[test]
+fn what_is_freed_beside_a_free_block_of_the_next_order_goes_to_the_tail() {
+    let start = fresh(2, 0, false);
+    let mut model = model(&start, false);
+    let pages: Vec<u64> = (0..8).map(|_| model.alloc(request(0, MOVABLE)).expect("a page")).collect();
+    for pfn in [pages[0], pages[4], pages[5]] {
+        model.free(pfn, 0);
+    }
+    let zone = &model.zones[0];
+    let order0: Vec<u64> = zone.walk(zone.lists[0][MOVABLE]).map(|at| zone.pfn(at)).collect();
+    assert_eq!(order0, [0x1000]);
+    // 0x1006's parent has the free pair 0x1004 beside it, so it is expected to merge soon.
+    model.free(pages[6], 0);
+    let zone = &model.zones[0];
+    let order0: Vec<u64> = zone.walk(zone.lists[0][MOVABLE]).map(|at| zone.pfn(at)).collect();
+    assert_eq!(order0, [0x1000, 0x1006]);
+}
+
+#[test]
+fn a_machine_that_the_model_does_not_know_is_refused() {
+    let mut old = fresh(2, 0, true);
+    old.isolation_keeps_type = false;
+    assert_eq!(Model::new(&old, semantics(true)).err(), Some(Unsupported::Kernel));
+    let mut broken = fresh(2, 0, true);
+    broken.zones[0].areas[10].nr_free = 7;
+    assert!(matches!(Model::new(&broken, semantics(true)), Err(Unsupported::Broken { invariant: "I1", .. })));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Alloc(Request),
+    Free(prop::sample::Index),
+    Drain,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let reserve = prop::sample::select(vec![Reserve::None, Reserve::NonBlock, Reserve::Atomic]);
+    let alloc = (prop_oneof![4 => Just(0_u32), 4 => 1_u32..5, 1 => 5_u32..11], 0_usize..3, reserve)
+        .prop_map(|(order, list, reserve)| Step::Alloc(Request { order, list, highest_zone: 2, reserve }));
+    prop_oneof![
+        6 => alloc,
+        5 => any::<prop::sample::Index>().prop_map(Step::Free),
+        1 => Just(Step::Drain),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn invariants_hold_and_freeing_all_merges_all(
+        steps in prop::collection::vec(step(), 1..400),
+        minorder in 0_u32..4,
+        smp in any::<bool>(),
+    ) {
+        let start = fresh(16, minorder, smp);
+        let mut model = model(&start, smp);
+        let mut held: Vec<(u64, u32)> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Alloc(request) => {
+                    if let Some(pfn) = model.alloc(request) {
+                        let pages = pfn..pfn + (1 << request.order);
+                        let apart = |(other, order): &(u64, u32)| other + (1 << order) <= pages.start || pages.end <= *other;
+                        prop_assert!(held.iter().all(apart), "{pfn:#x} was given out twice");
+                        held.push((pfn, request.order));
+                    }
+                }
+                Step::Free(index) if !held.is_empty() => {
+                    let (pfn, order) = held.swap_remove(index.index(held.len()));
+                    model.free(pfn, order);
+                }
+                Step::Free(_) => {}
+                Step::Drain => model.drain(),
+            }
+        }
+        prop_assert_eq!(broken(&model, &start), Vec::<String>::new());
+        for (pfn, order) in held {
+            model.free(pfn, order);
+        }
+        model.drain();
+        prop_assert_eq!(broken(&model, &start), Vec::<String>::new());
+        let zone = &model.zones[0];
+        prop_assert_eq!(zone.free.value + zone.free.held, 16 * 512);
+        // Blocks of HIGHATOMIC merge with nothing else, so only those may stay apart.
+        let apart = (0..16).filter(|block| zone.block(*block).is_some_and(|(list, _)| list > RECLAIMABLE)).count();
+        prop_assert!(zone.nr_free[10] as usize + apart >= 8, "{:?}", zone.nr_free);
+    }
+}

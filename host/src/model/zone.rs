@@ -1,0 +1,401 @@
+//! A zone: ordered free lists, pageblocks, counters.
+//!
+//! Eight bytes a page. Links are pfns relative to the zone, in 24 bits; the byte above a link says what the page is.
+
+use super::{ORDERS, RECLAIMABLE, Semantics, TYPES, TypeNumbers, Unsupported};
+use crate::model::pcp::Pcp;
+use crate::observe::frozen::{self, Kind, MigrateType, Part, State};
+
+/// No page.
+pub(crate) const NIL: u32 = (1 << 24) - 1;
+const LINK: u32 = (1 << 24) - 1;
+
+/// What a page is to the allocator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Is {
+    /// Allocated, or a part of a block.
+    Other = 0,
+    /// The head of a free block (PageBuddy).
+    Buddy = 1,
+    /// The head of a guard.
+    Guard = 2,
+    /// The head of a block on a per-CPU list.
+    Pcp = 3,
+    /// Allocated and on an LRU list, so movable.
+    Movable = 4,
+    /// No page of this zone.
+    Absent = 5,
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    /// Link, and above it what the page is (3 bits) and its order (4 bits).
+    next: u32,
+    prev: u32,
+}
+
+/// A list of blocks.
+#[derive(Clone, Copy)]
+pub(crate) struct List {
+    pub(crate) first: u32,
+    pub(crate) last: u32,
+    pub(crate) len: u32,
+}
+
+const EMPTY: List = List { first: NIL, last: NIL, len: 0 };
+
+/// A counter of a zone with what the CPU holds back of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counter {
+    pub(crate) value: i64,
+    pub(crate) held: i64,
+}
+
+/// A zone.
+#[derive(Clone)]
+pub struct Zone {
+    pub(crate) index: usize,
+    pub(crate) label: String,
+    /// The pfn that index 0 stands for: a multiple of the largest block.
+    base: u64,
+    /// First and last pfn behind, relative.
+    pub(crate) start: u32,
+    pub(crate) end: u32,
+    entries: Vec<Entry>,
+    pub(crate) lists: [[List; TYPES]; ORDERS],
+    pub(crate) nr_free: [u64; ORDERS],
+    pub(crate) block_order: u32,
+    /// Type number of each block from `base` on; ISOLATED added where it is isolated.
+    blocks: Vec<u8>,
+    pub(crate) minorder: u32,
+    /// The migratetypes by number.
+    pub(crate) kinds: Vec<MigrateType>,
+    pub(crate) types: TypeNumbers,
+    pub(crate) semantics: Semantics,
+    /// Differences larger than this are folded into the counter; none are held back on SMP=n.
+    threshold: i64,
+    pub(crate) free: Counter,
+    pub(crate) free_blocks: Counter,
+    pub(crate) free_cma: Counter,
+    pub(crate) free_highatomic: u64,
+    pub(crate) reserved_highatomic: u64,
+    pub(crate) managed: u64,
+    pub(crate) watermarks: [u64; 3],
+    pub(crate) lowmem_reserve: Vec<i64>,
+    pub(crate) boost: u64,
+    pub(crate) boost_factor: u64,
+    pub(crate) below_high: bool,
+    pub(crate) pcp: Pcp,
+}
+
+/// watermark_boost_factor where nobody has set it (mm/page_alloc.c).
+const BOOST_FACTOR: u64 = 15000;
+
+impl Zone {
+    pub(crate) fn new(
+        state: &State,
+        zone: &frozen::Zone,
+        types: TypeNumbers,
+        semantics: Semantics,
+    ) -> Result<Self, Unsupported> {
+        let align = 1_u64 << (ORDERS - 1);
+        let base = zone.start & !(align - 1);
+        let size = zone.end().next_multiple_of(align) - base;
+        if size > u64::from(NIL) {
+            return Err(Unsupported::Size(zone.label()));
+        }
+        let counter = |name: &str| {
+            let number = zone.counter_number(name);
+            let value = number.and_then(|number| zone.counters.get(number)).copied().unwrap_or(0);
+            Counter { value, held: number.map_or(0, |number| zone.held_back(number)) }
+        };
+        let mut model = Self {
+            index: zone.index,
+            label: zone.label(),
+            base,
+            start: (zone.start - base) as u32,
+            end: (zone.end() - base) as u32,
+            entries: vec![Entry { next: NIL | (Is::Absent as u32) << 24, prev: NIL }; size as usize],
+            lists: [[EMPTY; TYPES]; ORDERS],
+            nr_free: [0; ORDERS],
+            block_order: state.pageblock_order,
+            blocks: vec![0; (size >> state.pageblock_order) as usize],
+            minorder: state.guard_minorder,
+            kinds: state.types.clone(),
+            types,
+            semantics,
+            threshold: zone.cpus[0].threshold.map_or(0, i64::from),
+            free: counter("NR_FREE_PAGES"),
+            free_blocks: counter("NR_FREE_PAGES_BLOCKS"),
+            free_cma: counter("NR_FREE_CMA_PAGES"),
+            free_highatomic: zone.free_highatomic.unwrap_or(0),
+            reserved_highatomic: zone.reserved_highatomic,
+            managed: zone.managed,
+            watermarks: [0, 1, 2].map(|index| zone.watermarks.get(index).copied().unwrap_or(0)),
+            lowmem_reserve: zone.lowmem_reserve.clone(),
+            boost: zone.boost,
+            boost_factor: BOOST_FACTOR,
+            below_high: zone.flag_names.iter().any(|name| name == "ZONE_BELOW_HIGH"),
+            pcp: Pcp::new(&zone.cpus[0].pcp),
+        };
+        for (index, class) in zone.pages.iter().enumerate() {
+            let at = model.start + index as u32;
+            let is = match (class.kind(), class.part()) {
+                (Kind::Absent | Kind::Foreign, _) => Is::Absent,
+                (Kind::Guard, Part::Head) => Is::Guard,
+                (Kind::Lru, _) => Is::Movable,
+                // Lists are filled below.
+                _ => Is::Other,
+            };
+            let order = if is == Is::Guard { class.order() } else { 0 };
+            model.set(at, is, order);
+        }
+        for block in 0..model.blocks.len() {
+            if let Some(found) =
+                zone.block(base + ((block as u64) << state.pageblock_order), state.pageblock_order)
+            {
+                model.blocks[block] = found.number as u8 | if found.isolated { ISOLATED } else { 0 };
+            }
+        }
+        for (order, area) in zone.areas.iter().enumerate().take(ORDERS) {
+            model.nr_free[order] = area.nr_free;
+            for (list, found) in area.lists.iter().enumerate().take(TYPES) {
+                for pfn in &found.pfns {
+                    let at = (u64::from(*pfn) - base) as u32;
+                    model.set(at, Is::Buddy, order as u32);
+                    model.push_back(order, list, at);
+                }
+            }
+        }
+        for (index, list) in zone.cpus[0].pcp.lists.iter().enumerate() {
+            for pfn in &list.pfns {
+                let at = (u64::from(*pfn) - base) as u32;
+                model.set(at, Is::Pcp, list.order);
+                model.pcp_push(index, at, true);
+            }
+        }
+        Ok(model)
+    }
+
+    pub(crate) fn contains(&self, pfn: u64) -> bool {
+        pfn >= self.base + u64::from(self.start) && pfn < self.base + u64::from(self.end)
+    }
+
+    /// The relative pfn; the page must be of this zone.
+    pub(crate) fn at(&self, pfn: u64) -> u32 {
+        (pfn - self.base) as u32
+    }
+
+    pub(crate) fn pfn(&self, at: u32) -> u64 {
+        self.base + u64::from(at)
+    }
+
+    #[inline]
+    pub(crate) fn is(&self, at: u32) -> (Is, u32) {
+        let Some(entry) = self.entries.get(at as usize) else { return (Is::Absent, 0) };
+        let byte = entry.next >> 24;
+        let is = match byte & 7 {
+            0 => Is::Other,
+            1 => Is::Buddy,
+            2 => Is::Guard,
+            3 => Is::Pcp,
+            4 => Is::Movable,
+            _ => Is::Absent,
+        };
+        (is, byte >> 3)
+    }
+
+    #[inline]
+    pub(crate) fn set(&mut self, at: u32, is: Is, order: u32) {
+        let entry = &mut self.entries[at as usize];
+        entry.next = entry.next & LINK | (is as u32 | order << 3) << 24;
+    }
+
+    #[inline]
+    fn next(&self, at: u32) -> u32 {
+        self.entries[at as usize].next & LINK
+    }
+
+    #[inline]
+    fn link(&mut self, at: u32, next: u32) {
+        let entry = &mut self.entries[at as usize];
+        entry.next = entry.next & !LINK | next;
+    }
+
+    #[inline]
+    fn link_back(&mut self, at: u32, prev: u32) {
+        self.entries[at as usize].prev = prev;
+    }
+
+    fn insert_front(&mut self, mut list: List, at: u32) -> List {
+        self.link(at, list.first);
+        self.link_back(at, NIL);
+        if list.first == NIL {
+            list.last = at
+        } else {
+            self.link_back(list.first, at)
+        }
+        list.first = at;
+        list.len += 1;
+        list
+    }
+
+    fn insert_back(&mut self, mut list: List, at: u32) -> List {
+        self.link(at, NIL);
+        self.link_back(at, list.last);
+        if list.last == NIL {
+            list.first = at
+        } else {
+            self.link(list.last, at)
+        }
+        list.last = at;
+        list.len += 1;
+        list
+    }
+
+    fn unlink(&mut self, mut list: List, at: u32) -> List {
+        let (next, prev) = (self.next(at), self.entries[at as usize].prev);
+        if prev == NIL {
+            list.first = next
+        } else {
+            self.link(prev, next)
+        }
+        if next == NIL {
+            list.last = prev
+        } else {
+            self.link_back(next, prev)
+        }
+        list.len -= 1;
+        list
+    }
+
+    #[inline]
+    pub(crate) fn push_front(&mut self, order: usize, list: usize, at: u32) {
+        self.lists[order][list] = self.insert_front(self.lists[order][list], at);
+    }
+
+    #[inline]
+    pub(crate) fn push_back(&mut self, order: usize, list: usize, at: u32) {
+        self.lists[order][list] = self.insert_back(self.lists[order][list], at);
+    }
+
+    #[inline]
+    pub(crate) fn remove(&mut self, order: usize, list: usize, at: u32) {
+        self.lists[order][list] = self.unlink(self.lists[order][list], at);
+    }
+
+    pub(crate) fn pcp_push(&mut self, index: usize, at: u32, back: bool) {
+        let list = self.pcp.lists[index];
+        self.pcp.lists[index] = if back { self.insert_back(list, at) } else { self.insert_front(list, at) };
+    }
+
+    pub(crate) fn pcp_remove(&mut self, index: usize, at: u32) {
+        self.pcp.lists[index] = self.unlink(self.pcp.lists[index], at);
+    }
+
+    /// Relative pfns of a list, head first.
+    pub(crate) fn walk(&self, list: List) -> impl Iterator<Item = u32> + '_ {
+        let step = move |at: &u32| Some(self.next(*at)).filter(|next| *next != NIL);
+        std::iter::successors(Some(list.first).filter(|first| *first != NIL), step)
+    }
+
+    /// Type number of the block that a page lies in (get_pfnblock_migratetype()): ISOLATE where it is isolated.
+    #[inline]
+    pub(crate) fn block_type(&self, at: u32) -> usize {
+        let block = self.blocks[(at >> self.block_order) as usize];
+        match self.types.isolate {
+            Some(isolate) if block & ISOLATED != 0 => isolate,
+            _ => usize::from(block & 7),
+        }
+    }
+
+    /// The stored type number of a block by its number, and whether it is isolated.
+    pub(crate) fn block(&self, number: usize) -> Option<(usize, bool)> {
+        self.blocks.get(number).map(|block| (usize::from(block & 7), block & ISOLATED != 0))
+    }
+
+    /// Types every block of a range of `1 << order` pages (change_pageblock_range(), set_pageblock_migratetype()).
+    pub(crate) fn set_block_type(&mut self, at: u32, order: u32, list: usize) {
+        let first = at >> self.block_order;
+        let count = 1 << order.saturating_sub(self.block_order);
+        for block in first..first + count {
+            let slot = &mut self.blocks[block as usize];
+            *slot = *slot & ISOLATED | list as u8;
+        }
+    }
+
+    /// migratetype_is_mergeable().
+    pub(crate) fn is_mergeable(list: usize) -> bool {
+        list <= RECLAIMABLE
+    }
+
+    fn add(counter: &mut Counter, threshold: i64, delta: i64) {
+        let sum = counter.held + delta;
+        if sum.abs() > threshold {
+            counter.value += sum;
+            counter.held = 0;
+        } else {
+            counter.held = sum;
+        }
+    }
+
+    /// account_freepages().
+    #[inline]
+    pub(crate) fn account(&mut self, pages: i64, list: usize) {
+        if Some(list) == self.types.isolate {
+            return;
+        }
+        Self::add(&mut self.free, self.threshold, pages);
+        if Some(list) == self.types.cma {
+            Self::add(&mut self.free_cma, self.threshold, pages);
+        } else if list == self.types.highatomic {
+            self.free_highatomic = self.free_highatomic.wrapping_add_signed(pages);
+        }
+    }
+
+    #[inline]
+    fn account_blocks(&mut self, order: u32, list: usize, sign: i64) {
+        if order >= self.block_order && Some(list) != self.types.isolate {
+            Self::add(&mut self.free_blocks, self.threshold, sign << order);
+        }
+    }
+
+    /// __add_to_free_list(), and set_buddy_order().
+    #[inline]
+    pub(crate) fn add_free(&mut self, at: u32, order: u32, list: usize, tail: bool) {
+        self.set(at, Is::Buddy, order);
+        if tail {
+            self.push_back(order as usize, list, at);
+        } else {
+            self.push_front(order as usize, list, at);
+        }
+        self.nr_free[order as usize] += 1;
+        self.account_blocks(order, list, 1);
+    }
+
+    /// __del_page_from_free_list().
+    #[inline]
+    pub(crate) fn del_free(&mut self, at: u32, order: u32, list: usize) {
+        self.remove(order as usize, list, at);
+        self.set(at, Is::Other, 0);
+        self.nr_free[order as usize] -= 1;
+        self.account_blocks(order, list, -1);
+    }
+
+    /// move_to_free_list(): to the tail.
+    pub(crate) fn move_free(&mut self, at: u32, order: u32, from: usize, to: usize) {
+        self.remove(order as usize, from, at);
+        self.push_back(order as usize, to, at);
+        self.account(-(1 << order), from);
+        self.account(1 << order, to);
+        let isolate = |list: usize| Some(list) == self.types.isolate;
+        if isolate(from) != isolate(to) {
+            let (list, sign) = if isolate(from) { (to, 1) } else { (from, -1) };
+            self.account_blocks(order, list, sign);
+        }
+    }
+}
+
+/// Beside a block's type.
+const ISOLATED: u8 = 8;

@@ -1,0 +1,289 @@
+//! Batches of allocator operations: made by machine, replayed by the model, compared with what a kernel did.
+//!
+//! A seed gives the same operations again, whatever the machine.
+
+use std::collections::BTreeMap;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+use crate::model::{Model, Request, Reserve};
+
+/// One operation. Slots are names for what was allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Allocates into an empty slot.
+    Alloc {
+        /// The slot.
+        slot: u32,
+        /// What is asked for.
+        request: Request,
+    },
+    /// Frees a slot's block as it was allocated.
+    Free {
+        /// The slot.
+        slot: u32,
+    },
+    /// Makes single pages of a slot's block (split_page()).
+    Split {
+        /// The slot.
+        slot: u32,
+    },
+    /// Frees one page of a slot that was split.
+    FreePiece {
+        /// The slot.
+        slot: u32,
+        /// Which of its pages.
+        piece: u32,
+    },
+    /// Empties the CPU's lists.
+    Drain,
+}
+
+/// What a slot holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holding {
+    /// First pfn.
+    pub pfn: u64,
+    /// Order.
+    pub order: u32,
+    /// Of a block that was split: which pages are still there.
+    pub pieces: Option<Vec<bool>>,
+}
+
+/// What every slot holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Slots {
+    held: BTreeMap<u32, Holding>,
+}
+
+impl Slots {
+    /// Pages held in all.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.held.values().map(|holding| 1 << holding.order).sum()
+    }
+
+    /// Number of slots in use.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Whether none is in use.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Takes note of what an operation did.
+    pub fn note(&mut self, op: Op, result: Option<u64>) {
+        match op {
+            Op::Alloc { slot, request } => {
+                if let Some(pfn) = result {
+                    self.held.insert(slot, Holding { pfn, order: request.order, pieces: None });
+                }
+            }
+            Op::Free { slot } => drop(self.held.remove(&slot)),
+            Op::Split { slot } => {
+                if let Some(holding) = self.held.get_mut(&slot) {
+                    holding.pieces = Some(vec![true; 1 << holding.order]);
+                }
+            }
+            Op::FreePiece { slot, piece } => {
+                let Some(holding) = self.held.get_mut(&slot) else { return };
+                let Some(pieces) = &mut holding.pieces else { return };
+                if let Some(piece) = pieces.get_mut(piece as usize) {
+                    *piece = false;
+                }
+                if pieces.iter().all(|piece| !piece) {
+                    self.held.remove(&slot);
+                }
+            }
+            Op::Drain => {}
+        }
+    }
+}
+
+/// Does an operation in the model; the pfn where it allocates and succeeds. `slots` is what is held before it.
+pub fn apply(model: &mut Model, slots: &Slots, op: Op) -> Option<u64> {
+    match op {
+        Op::Alloc { request, .. } => return model.alloc(request),
+        Op::Free { slot } => {
+            let holding = slots.held.get(&slot)?;
+            model.free(holding.pfn, holding.order);
+        }
+        Op::FreePiece { slot, piece } => {
+            let holding = slots.held.get(&slot)?;
+            model.free(holding.pfn + u64::from(piece), 0);
+        }
+        Op::Drain => model.drain(),
+        Op::Split { .. } => {}
+    }
+    None
+}
+
+/// Which operations a seed makes, and how often: each seed draws its own mix, so that rare ones come up together.
+#[derive(Clone, Debug)]
+pub struct Mix {
+    /// Weights of orders 0 to 10.
+    orders: [u32; 11],
+    /// Weights of unmovable, movable, reclaimable.
+    lists: [u32; 3],
+    /// Weights of the highest zone: DMA, DMA32, NORMAL.
+    zones: [u32; 3],
+    /// Weights of the reserves.
+    reserves: [u32; 3],
+    /// Of 1000 operations, how many allocate while filling, and while emptying.
+    allocate: [u32; 2],
+    /// Of 1000 operations, how many split, and how many drain.
+    split: u32,
+    drain: u32,
+    /// Operations until filling turns into emptying, and back.
+    phase: u32,
+}
+
+const RESERVES: [Reserve; 3] = [Reserve::None, Reserve::NonBlock, Reserve::Atomic];
+
+/// Makes batches.
+pub struct Generator {
+    random: ChaCha8Rng,
+    mix: Mix,
+    /// Slots that may be used, and pages that may be held.
+    slots: u32,
+    pages: u64,
+    filling: bool,
+    left: u32,
+}
+
+impl Generator {
+    /// For a seed, with at most this many slots in use and pages held.
+    #[must_use]
+    pub fn new(seed: u64, slots: u32, pages: u64) -> Self {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        let mix = Mix::draw(&mut random);
+        let left = mix.phase;
+        Self { random, mix, slots, pages, filling: true, left }
+    }
+
+    /// The next `count` operations, where `slots` is what is held. Allocations may fail; operations of a batch do not
+    /// rest on one of the same batch.
+    pub fn batch(&mut self, slots: &Slots, count: usize) -> Vec<Op> {
+        // What this batch has not touched yet.
+        let mut held: Vec<(u32, Holding)> =
+            slots.held.iter().map(|(slot, holding)| (*slot, holding.clone())).collect();
+        let mut empty: Vec<u32> =
+            (0..self.slots).rev().filter(|slot| !slots.held.contains_key(slot)).collect();
+        let mut pages = slots.pages();
+        let mut ops = Vec::with_capacity(count);
+        while ops.len() < count {
+            self.left = self.left.saturating_sub(1);
+            if self.left == 0 {
+                (self.filling, self.left) = (!self.filling, self.mix.phase);
+            }
+            let draw = self.below(1000);
+            if draw < self.mix.drain {
+                ops.push(Op::Drain);
+                continue;
+            }
+            let allocate = self.mix.allocate[usize::from(!self.filling)];
+            if self.below(1000) < allocate || held.is_empty() {
+                let request = self.request();
+                let size = 1 << request.order;
+                match empty.pop() {
+                    Some(slot) if pages + size <= self.pages => {
+                        pages += size;
+                        ops.push(Op::Alloc { slot, request });
+                        continue;
+                    }
+                    Some(slot) => empty.push(slot),
+                    None => {}
+                }
+                if held.is_empty() {
+                    // Neither room nor anything to free: the batch is full.
+                    break;
+                }
+            }
+            let index = self.below(held.len() as u32) as usize;
+            let (slot, holding) = &mut held[index];
+            let slot = *slot;
+            match &mut holding.pieces {
+                Some(pieces) => {
+                    let left: Vec<usize> = (0..pieces.len()).filter(|piece| pieces[*piece]).collect();
+                    let Some(piece) = left.get(self.random.next_u32() as usize % left.len().max(1)) else {
+                        held.swap_remove(index);
+                        continue;
+                    };
+                    pieces[*piece] = false;
+                    let piece = *piece as u32;
+                    if left.len() == 1 {
+                        held.swap_remove(index);
+                    }
+                    ops.push(Op::FreePiece { slot, piece });
+                }
+                None if holding.order > 0 && draw < self.mix.drain + self.mix.split => {
+                    holding.pieces = Some(vec![true; 1 << holding.order]);
+                    ops.push(Op::Split { slot });
+                }
+                None => {
+                    held.swap_remove(index);
+                    ops.push(Op::Free { slot });
+                }
+            }
+        }
+        ops
+    }
+
+    fn request(&mut self) -> Request {
+        let order = pick(&mut self.random, &self.mix.orders) as u32;
+        Request {
+            order,
+            list: pick(&mut self.random, &self.mix.lists),
+            highest_zone: pick(&mut self.random, &self.mix.zones),
+            reserve: RESERVES[pick(&mut self.random, &self.mix.reserves)],
+        }
+    }
+
+    fn below(&mut self, limit: u32) -> u32 {
+        self.random.next_u32() % limit.max(1)
+    }
+}
+
+impl Mix {
+    fn draw(random: &mut ChaCha8Rng) -> Self {
+        let mut weight = |choices: &[u32]| choices[random.next_u32() as usize % choices.len()];
+        let mut orders = [0; 11];
+        for order in &mut orders {
+            *order = weight(&[0, 0, 1, 3, 10]);
+        }
+        // Single pages are what kernels ask for most.
+        orders[0] = weight(&[1, 20, 60, 200]);
+        let mut three = |choices: &[u32]| [0; 3].map(|_: u32| weight(choices));
+        let lists = three(&[1, 1, 4, 10]);
+        let zones = three(&[1, 3, 10]);
+        let reserves = three(&[1, 3, 10]);
+        Self {
+            orders,
+            lists,
+            zones,
+            reserves,
+            allocate: [weight(&[600, 700, 900]), weight(&[100, 300, 400])],
+            split: weight(&[0, 20, 100]),
+            drain: weight(&[0, 0, 1, 10]),
+            phase: weight(&[50, 500, 3000, 20_000]),
+        }
+    }
+}
+
+/// An index by weights; the last where all are 0.
+fn pick(random: &mut ChaCha8Rng, weights: &[u32]) -> usize {
+    let sum: u32 = weights.iter().sum();
+    let mut draw = random.next_u32() % sum.max(1);
+    for (index, weight) in weights.iter().enumerate() {
+        match draw.checked_sub(*weight) {
+            Some(left) => draw = left,
+            None => return index,
+        }
+    }
+    weights.len() - 1
+}
