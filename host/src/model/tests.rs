@@ -25,7 +25,7 @@ fn fresh(blocks: u64, minorder: u32, smp: bool) -> State {
     areas[10].nr_free = blocks / 2;
     areas[10].lists[MOVABLE].pfns = (0..blocks / 2).map(|index| (start + index * 2 * BLOCK) as u32).collect();
     let page = |index: u64| {
-        let part = if index % (2 * BLOCK) == 0 { Part::Head } else { Part::Tail };
+        let part = if index.is_multiple_of(2 * BLOCK) { Part::Head } else { Part::Tail };
         PageClass::new(Kind::Free, part, if part == Part::Head { 10 } else { 0 })
     };
     let movable = Block { kind: MigrateType::Movable, number: MOVABLE, skip: false, isolated: false };
