@@ -166,6 +166,83 @@ fn b04_the_oldest_kernel_is_quiet() {
     assert_eq!((code, &report["verdict"], &report["no_change"]), (0, &"consistent".into(), &true.into()));
 }
 
+/// Takes at each frozen checkpoint what the kernel's own files would print of it.
+struct Rendered<'a> {
+    kernel: &'a host::observe::frozen::Kernel,
+    seen: Vec<(String, String, Vec<u64>)>,
+}
+
+impl host::run::FrozenObserver for Rendered<'_> {
+    fn look(
+        &mut self,
+        machine: &mut dyn host::vm::Machine,
+        _: host::run::Bell<'_>,
+    ) -> Result<(), host::run::RunError> {
+        use host::observe::frozen::{Ram, State, render};
+        let (file, layout) = machine.ram();
+        let ram = Ram::map(file, layout).expect("RAM is mapped");
+        let state = State::read(self.kernel, &ram).expect("the state is read");
+        let words =
+            render::kpageflags(self.kernel, &ram, &state, 0..u64::MAX).expect("the words are rendered");
+        self.seen.push((render::buddyinfo(&state), render::pagetypeinfo(&state), words));
+        Ok(())
+    }
+}
+
+/// What the kernel prints in a quiet guest is what is rendered from its frozen memory, to the byte.
+fn assert_rendered(kernel: &str, flavour: &str) {
+    use guest_agent::wire::ProcFile;
+    let built = xtask(&["kernel", "build", kernel, "--flavour", flavour]);
+    let line = String::from_utf8(built.stdout).expect("UTF-8");
+    let vmlinux = Path::new(line.split_whitespace().last().expect("a path")).to_owned();
+    // Builds the agent, too.
+    assert_sound(&["--kernel", kernel, "--flavour", flavour]);
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"),
+        |target| Path::new(&target).to_owned(),
+    );
+    let agent = target.join("x86_64-unknown-linux-gnu/agent/guest-agent");
+    let agent = std::fs::read(agent).expect("the agent was built");
+    let text = include_str!("../../guest-agent/scripts/boot.toml");
+    let script = guest_agent::script::Script::parse("boot", text).expect("a script");
+    let kernel = host::observe::frozen::Kernel::load(&vmlinux).expect("a kernel with types");
+    let mut rendered = Rendered { kernel: &kernel, seen: Vec::new() };
+    let config = host::run::RunConfig {
+        vmlinux: &vmlinux,
+        agent: &agent,
+        script_name: "boot",
+        script: &script,
+        memory_mib: None,
+        cpus: 1,
+        deterministic: false,
+        seed: 1,
+        boot_limit: std::time::Duration::from_secs(120),
+        keep: None,
+    };
+    let backend = host::vm::qemu::Qemu::Tcg;
+    let run = host::run::run(&backend, &config, Some(&mut rendered), &mut |_| ()).expect("it runs");
+    let [(buddyinfo, pagetypeinfo, words)] = &rendered.seen[..] else { panic!("one frozen checkpoint") };
+    let printed = |file: ProcFile| run.checkpoints[0].files[&file].as_slice();
+    assert_eq!(String::from_utf8_lossy(printed(ProcFile::Buddyinfo)), *buddyinfo);
+    assert_eq!(String::from_utf8_lossy(printed(ProcFile::Pagetypeinfo)), *pagetypeinfo);
+    let (printed, _) = printed(ProcFile::Kpageflags).as_chunks::<8>();
+    let mut apart = Vec::new();
+    for (pfn, (printed, rendered)) in printed.iter().zip(words).enumerate() {
+        let printed = u64::from_le_bytes(*printed);
+        if printed != *rendered {
+            apart.push(format!("{pfn:#x}: printed {printed:#x}, rendered {rendered:#x}"));
+        }
+    }
+    println!("{} words, {} differ", printed.len(), apart.len());
+    assert!(printed.len() > 100_000 && apart.is_empty(), "{:#?}", &apart[..apart.len().min(40)]);
+}
+
+#[test]
+fn g01_what_the_kernel_prints_is_what_its_memory_says() {
+    assert_rendered("7.3", "up");
+    assert_rendered("6.12", "smp");
+}
+
 /// Runs `inspect --json -` and gives exit code and report.
 fn inspect(arguments: &[&str]) -> (i32, Value) {
     let mut all = vec!["inspect", "--json", "-"];
@@ -266,6 +343,13 @@ mod full_matrix {
                 assert_sound(&["--kernel", kernel, "--flavour", flavour]);
             }
             assert_sound(&["--kernel", kernel, "--cpus", "4", "--script", "quiet"]);
+        }
+    }
+
+    #[test]
+    fn c09_every_kernel_prints_what_its_memory_says() {
+        for kernel in ["6.1", "6.12", "7.2", "7.3"] {
+            assert_rendered(kernel, "up");
         }
     }
 

@@ -8,7 +8,7 @@ use object::read::elf::ElfFile64;
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, ReadCache};
 
 use super::btf::{BTF_MAX_BYTES, Btf};
-use super::{ImageError, Ram, ReadError};
+use super::{ImageError, Ram, ReadError, render};
 
 /// A struct page in bytes. x86-64 kernels align it to 64; others only have another size under debugging options that
 /// no fragment of ours sets.
@@ -40,6 +40,8 @@ pub struct Kernel {
     pub(super) zone_flags: Vec<String>,
     /// Number of zones that a node may have.
     pub(super) zones: usize,
+    /// Bits of the page flags that `render` copies, as far as this kernel has them.
+    pub(super) page_flags: HashMap<&'static str, u32>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -129,6 +131,10 @@ pub(super) struct PageLayout {
     pub(super) order: (usize, u32),
     /// Where it keeps the destructor's number, and the number that means hugetlb (6.1).
     pub(super) hugetlb: Option<(usize, u32, u8)>,
+    /// Index of the word with the mapping.
+    pub(super) mapping: usize,
+    /// Where the second page of a compound page counts mappings of the whole, from -1 on: a bit offset into a word.
+    pub(super) mapcount: Option<(usize, u32)>,
     /// Bits of the flags word.
     pub(super) lru: u32,
     pub(super) head: u32,
@@ -208,7 +214,7 @@ pub(super) struct SectionLayout {
 const VARIABLE_MAX_WORDS: u64 = 4096;
 
 /// Symbols that the reader uses; the second column says whether every kernel has it.
-const SYMBOLS: [(&str, bool); 12] = [
+const SYMBOLS: [(&str, bool); 16] = [
     ("contig_page_data", false),
     ("node_data", false),
     ("mem_section", true),
@@ -220,6 +226,10 @@ const SYMBOLS: [(&str, bool); 12] = [
     ("_debug_guardpage_minorder", false),
     ("_debug_guardpage_enabled", false),
     ("__pgtable_l5_enabled", false),
+    ("empty_zero_page", false),
+    ("zero_pfn", false),
+    ("zero_page_pfn", false),
+    ("huge_zero_pfn", false),
     ("linux_banner", false),
 ];
 
@@ -289,6 +299,7 @@ impl Kernel {
             lists: btf.field("free_area", "free_list")?.offset,
             nr_free: btf.field("free_area", "nr_free")?.offset,
         };
+        let flags = Names::of(&btf, "pageflags")?;
         let zone = zone_layout(&btf)?;
         let (lists, _) = array(&btf, "free_area", "free_list")?;
         if lists != types.len() || lists > TYPES_MAX || zone.orders > ORDERS_MAX {
@@ -311,6 +322,7 @@ impl Kernel {
             types,
             counters,
             zone_flags: names(&btf, "zone_flags", 64)?,
+            page_flags: render::flag_names().filter_map(|name| Some((name, flags.bit(name).ok()?))).collect(),
             zones: zones.ok_or_else(|| ImageError::MissingType("enum zone_type".into()))?,
         })
     }
@@ -463,6 +475,10 @@ fn page_layout(btf: &Btf) -> Result<PageLayout, ImageError> {
         }
         _ => None,
     };
+    // The folio's second page is its own second 64 bytes.
+    let large = btf.find("folio", "_large_mapcount").and_then(|field| field.offset.checked_sub(64));
+    let mapcount = btf.find("page", "compound_mapcount").map(|field| field.offset).or(large);
+    let mapcount = mapcount.filter(|offset| *offset < 60).map(byte);
     Ok(PageLayout {
         flags: word("flags")?,
         list: word("lru")?,
@@ -472,6 +488,8 @@ fn page_layout(btf: &Btf) -> Result<PageLayout, ImageError> {
         scheme,
         order,
         hugetlb,
+        mapping: word("mapping")?,
+        mapcount,
         lru: flags.bit("PG_lru")?,
         head: flags.bit("PG_head")?,
         reserved: flags.bit("PG_reserved")?,

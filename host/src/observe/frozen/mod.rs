@@ -9,6 +9,7 @@ mod kernel;
 mod lists;
 mod memmap;
 mod ram;
+pub mod render;
 mod scan;
 mod space;
 

@@ -65,7 +65,7 @@ impl ZoneBits {
 
 /// What page_type says.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Mark {
+pub(super) enum Mark {
     None,
     Buddy,
     Guard,
@@ -73,13 +73,13 @@ enum Mark {
 }
 
 /// The marks of each value of the top byte, or the bits of 6.1.
-enum Marks {
+pub(super) enum Marks {
     Byte(Box<[Mark; 256]>),
     Bits,
 }
 
 impl Marks {
-    fn new(scheme: TypeScheme) -> Self {
+    pub(super) fn new(scheme: TypeScheme) -> Self {
         let TypeScheme::Byte { buddy, offline, table, guard, hugetlb, slab, unaccepted } = scheme else {
             return Self::Bits;
         };
@@ -101,7 +101,7 @@ impl Marks {
     }
 
     #[inline]
-    fn of(&self, page_type: u32) -> Mark {
+    pub(super) fn of(&self, page_type: u32) -> Mark {
         // PAGE_TYPE_BASE and the bits of 6.1: include/linux/page-flags.h.
         const BASE: u32 = 0xf000_0000;
         const BITS: [(u32, Mark); 4] = [
