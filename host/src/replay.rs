@@ -143,6 +143,8 @@ pub struct Mix {
     phase: u32,
 }
 
+/// Slots that may be split at a time.
+const SPLITS: usize = 64;
 const RESERVES: [Reserve; 3] = [Reserve::None, Reserve::NonBlock, Reserve::Atomic];
 
 /// Makes batches.
@@ -166,12 +168,12 @@ impl Generator {
         Self { random, mix, slots, pages, filling: true, left }
     }
 
-    /// The next `count` operations, where `slots` is what is held. Allocations may fail; operations of a batch do not
-    /// rest on one of the same batch.
+    /// The next `count` operations, where `slots` is what is held. They rest on one another as if every allocation
+    /// succeeded; where one fails, what would have been done with it is not done.
     pub fn batch(&mut self, slots: &Slots, count: usize) -> Vec<Op> {
-        // What this batch has not touched yet.
         let mut held: Vec<(u32, Holding)> =
             slots.held.iter().map(|(slot, holding)| (*slot, holding.clone())).collect();
+        let mut split = held.iter().filter(|(_, holding)| holding.pieces.is_some()).count();
         let mut empty: Vec<u32> =
             (0..self.slots).rev().filter(|slot| !slots.held.contains_key(slot)).collect();
         let mut pages = slots.pages();
@@ -193,6 +195,7 @@ impl Generator {
                 match empty.pop() {
                     Some(slot) if pages + size <= self.pages => {
                         pages += size;
+                        held.push((slot, Holding { pfn: 0, order: request.order, pieces: None }));
                         ops.push(Op::Alloc { slot, request });
                         continue;
                     }
@@ -217,16 +220,22 @@ impl Generator {
                     pieces[*piece] = false;
                     let piece = *piece as u32;
                     if left.len() == 1 {
+                        pages -= 1 << holding.order;
+                        split -= 1;
                         held.swap_remove(index);
+                        empty.push(slot);
                     }
                     ops.push(Op::FreePiece { slot, piece });
                 }
-                None if holding.order > 0 && draw < self.mix.drain + self.mix.split => {
+                None if holding.order > 0 && split < SPLITS && draw < self.mix.drain + self.mix.split => {
+                    split += 1;
                     holding.pieces = Some(vec![true; 1 << holding.order]);
                     ops.push(Op::Split { slot });
                 }
                 None => {
+                    pages -= 1 << holding.order;
                     held.swap_remove(index);
+                    empty.push(slot);
                     ops.push(Op::Free { slot });
                 }
             }
