@@ -172,7 +172,9 @@ fn list_types(state: &State, zone: &Zone) -> Vec<Broken> {
     // By list, type of the pageblock, and whether it is the block's first.
     let mut groups: BTreeMap<(usize, usize, bool), (u64, u64, usize)> = BTreeMap::new();
     let size = state.pageblock_pages();
-    for (order, list, pfn) in free_blocks(zone) {
+    // Of these I8 has told: on the other list they may be right.
+    let twice: Vec<u64> = zone.anomalies.of(Fault::ListedTwice).map(|anomaly| anomaly.pfn).collect();
+    for (order, list, pfn) in free_blocks(zone).filter(|(.., pfn)| !twice.contains(pfn)) {
         let first = pfn >> state.pageblock_order;
         let last = (pfn + (1 << order) - 1) >> state.pageblock_order;
         for index in first..=last {

@@ -233,20 +233,16 @@ const SYMBOLS: [(&str, bool); 16] = [
     ("linux_banner", false),
 ];
 
-impl Kernel {
-    /// Reads an ELF vmlinux: its symbols and type information, not its code.
-    ///
-    /// # Errors
-    /// See [`ImageError`].
-    pub fn load(vmlinux: &Path) -> Result<Self, ImageError> {
-        Self::load_with(vmlinux, &[])
-    }
+/// What is read of a vmlinux.
+pub(super) struct Parts {
+    pub(super) btf: Vec<u8>,
+    pub(super) symbols: HashMap<String, Symbol>,
+    pub(super) notes: Option<(u64, Vec<u8>)>,
+}
 
-    /// The same, and the places of these global variables for [`Kernel::variable`].
-    ///
-    /// # Errors
-    /// See [`ImageError`].
-    pub fn load_with(vmlinux: &Path, variables: &[String]) -> Result<Self, ImageError> {
+impl Parts {
+    /// Reads an ELF vmlinux: its symbols and type information, not its code.
+    pub(super) fn read(vmlinux: &Path, variables: &[String]) -> Result<Self, ImageError> {
         let file = File::open(vmlinux).map_err(ImageError::Io)?;
         let cache = ReadCache::new(file);
         let elf =
@@ -280,7 +276,29 @@ impl Kernel {
             let bytes = section.data_range(section.address(), section.size().min(512)).ok()??;
             Some((section.address(), bytes.to_vec()))
         });
-        Self::from_parts(btf, symbols, notes)
+        Ok(Self { btf: btf.to_vec(), symbols, notes })
+    }
+
+    pub(super) fn kernel(&self) -> Result<Kernel, ImageError> {
+        Kernel::from_parts(&self.btf, self.symbols.clone(), self.notes.clone())
+    }
+}
+
+impl Kernel {
+    /// Reads an ELF vmlinux.
+    ///
+    /// # Errors
+    /// See [`ImageError`].
+    pub fn load(vmlinux: &Path) -> Result<Self, ImageError> {
+        Self::load_with(vmlinux, &[])
+    }
+
+    /// The same, and the places of these global variables for [`Kernel::variable`].
+    ///
+    /// # Errors
+    /// See [`ImageError`].
+    pub fn load_with(vmlinux: &Path, variables: &[String]) -> Result<Self, ImageError> {
+        Parts::read(vmlinux, variables)?.kernel()
     }
 
     /// Builds the layouts from type information alone.

@@ -3,7 +3,8 @@
 
 use super::class::{Kind, PageClass, Part};
 use super::kernel::Kernel;
-use super::memmap::{MemMap, word};
+use super::memmap::{MemMap, PageWords, word};
+use super::scan::{Mark, Marks};
 use super::space::Space;
 use super::{Anomaly, Area, Cpu, Fault, FreeList, Pcp, PcpList, Place, ReadError, Zone};
 
@@ -19,6 +20,7 @@ pub(super) struct Walk<'a, 'm> {
     pub(super) space: &'a Space<'a>,
     pub(super) map: &'a MemMap<'m>,
     pub(super) zone: &'a mut Zone,
+    pub(super) marks: &'a Marks,
 }
 
 impl Walk<'_, '_> {
@@ -57,8 +59,7 @@ impl Walk<'_, '_> {
                 self.fault(Fault::WildLink, from, place, head, next);
                 return Ok((pfns, true));
             };
-            let Some(slot) =
-                pfn.checked_sub(self.zone.start).and_then(|at| self.zone.pages.get_mut(at as usize))
+            let Some(slot) = pfn.checked_sub(self.zone.start).and_then(|at| self.zone.pages.get(at as usize))
             else {
                 self.fault(Fault::OtherZone, pfn, place, self.zone.start, pfn);
                 return Ok((pfns, true));
@@ -67,11 +68,15 @@ impl Walk<'_, '_> {
                 self.fault(Fault::ListedTwice, pfn, place, 1, 2);
                 return Ok((pfns, true));
             }
-            *slot = class;
             let back = word(page, self.kernel.page.list + 1);
             if back != previous {
                 self.fault(Fault::BackLink, pfn, place, previous, back);
+                if !self.could_be_on(place, page) {
+                    // The link is wrong, so nothing is to be said of the page.
+                    return Ok((pfns, true));
+                }
             }
+            self.zone.pages[(pfn - self.zone.start) as usize] = class;
             // Below 2^32: a pfn is at most as large as RAM.
             pfns.push(pfn as u32);
             (previous, from) = (next, pfn);
@@ -81,6 +86,15 @@ impl Walk<'_, '_> {
             self.fault(Fault::BackLink, from, place, previous, tail);
         }
         Ok((pfns, false))
+    }
+
+    /// Whether a page looks as those on such a list do.
+    fn could_be_on(&self, place: Place, page: &PageWords) -> bool {
+        let kind = word(page, self.kernel.page.kind);
+        match place {
+            Place::Free(..) => self.marks.of(kind as u32) == Mark::Buddy,
+            Place::Pcp(..) | Place::Deferred => kind >> 32 == 0,
+        }
     }
 
     /// What one CPU holds.

@@ -159,15 +159,32 @@ impl<'a> MemMap<'a> {
 
     /// The bits of the pageblock that `pfn` lies in, where blocks have `1 << order` pages.
     pub(super) fn block_bits(&self, kernel: &Kernel, pfn: u64, order: u32) -> Option<u8> {
+        let (address, shift) = self.block_word(kernel, pfn, order)?;
+        Some((self.space.u64(address)? >> shift) as u8 & ((1_u16 << kernel.section.block_bits) - 1) as u8)
+    }
+
+    /// Virtual address of the word in which these bits are, and how far they are shifted.
+    pub(super) fn block_word(&self, kernel: &Kernel, pfn: u64, order: u32) -> Option<(u64, u64)> {
         let usage = *self.usages.get((pfn / SECTION_PAGES) as usize)?;
         if usage == 0 {
             return None;
         }
-        let bits = u64::from(kernel.section.block_bits);
-        let at = ((pfn % SECTION_PAGES) >> order) * bits;
+        let at = ((pfn % SECTION_PAGES) >> order) * u64::from(kernel.section.block_bits);
         let flags = usage.wrapping_add(kernel.section.pageblock_flags as u64);
-        let word = self.space.u64(flags.wrapping_add(at / 64 * 8))?;
-        Some((word >> (at % 64)) as u8 & ((1_u16 << bits) - 1) as u8)
+        Some((flags.wrapping_add(at / 64 * 8), at % 64))
+    }
+
+    /// Numbers of the pages that hold struct pages.
+    pub(super) fn frames(&self) -> impl Iterator<Item = u64> {
+        self.frames.iter().filter_map(|frame| Some(frame.checked_sub(1)?.into()))
+    }
+
+    /// Virtual address of the struct page of `pfn`.
+    #[cfg(any(test, feature = "test-support"))]
+    pub(super) fn address(&self, pfn: u64) -> Option<u64> {
+        let extent =
+            self.extents.iter().find(|extent| (extent.pfn..extent.pfn + extent.pages).contains(&pfn))?;
+        Some(extent.address.wrapping_add((pfn - extent.pfn) * PAGE_STRUCT_BYTES))
     }
 }
 

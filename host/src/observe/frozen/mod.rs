@@ -5,12 +5,18 @@
 
 mod btf;
 mod class;
+#[cfg(any(test, feature = "test-support"))]
+pub mod fake;
+
 mod kernel;
 mod lists;
 mod memmap;
+#[cfg(any(test, feature = "test-support"))]
+pub mod plant;
 mod ram;
 pub mod render;
 mod scan;
+mod small;
 mod space;
 
 use std::collections::BTreeMap;
@@ -19,6 +25,7 @@ use std::io;
 pub use class::{Block, Kind, PageClass, Part};
 pub use kernel::{Kernel, MigrateType};
 pub use ram::Ram;
+pub use small::{SmallError, SmallImage};
 
 use lists::Walk;
 use memmap::MemMap;
@@ -334,15 +341,18 @@ impl State {
     /// # Errors
     /// See [`ReadError`]. Damage that the guest did to its own lists is no error: see [`Zone::anomalies`].
     pub fn read(kernel: &Kernel, ram: &Ram) -> Result<Self, ReadError> {
-        let space = space(kernel, ram)?;
-        let map = MemMap::read(kernel, &space)?;
-        let nodes = nodes(kernel, &space)?;
-        let cpus = Cpus::read(kernel, &space)?;
+        Self::read_in(kernel, &space(kernel, ram)?)
+    }
+
+    fn read_in(kernel: &Kernel, space: &Space<'_>) -> Result<Self, ReadError> {
+        let map = MemMap::read(kernel, space)?;
+        let nodes = nodes(kernel, space)?;
+        let cpus = Cpus::read(kernel, space)?;
         let mut zones = Vec::new();
         for node in nodes {
             for index in 0..kernel.zones {
-                let address = node + kernel.node.zones as u64 + index as u64 * kernel.zone.bytes;
-                zones.extend(Zone::read(kernel, &space, &map, &cpus, node, index, address)?);
+                let address = zone_at(kernel, node, index);
+                zones.extend(Zone::read(kernel, space, &map, &cpus, node, index, address)?);
             }
         }
         let hygiene = kernel.zone.free_highatomic.is_some();
@@ -392,7 +402,7 @@ pub fn locks_held(kernel: &Kernel, ram: &Ram) -> Result<Vec<String>, ReadError> 
     let mut held = Vec::new();
     for node in nodes(kernel, &space)? {
         for index in 0..kernel.zones {
-            let zone = node + kernel.node.zones as u64 + index as u64 * kernel.zone.bytes;
+            let zone = zone_at(kernel, node, index);
             let at = |offset: usize| zone.wrapping_add(offset as u64);
             if space.u64(at(kernel.zone.present)).unwrap_or(0) == 0 {
                 continue;
@@ -464,6 +474,12 @@ fn nodes(kernel: &Kernel, space: &Space<'_>) -> Result<Vec<u64>, ReadError> {
             .ok_or_else(|| ReadError::Symbol("contig_page_data".into()))?
             .address,
     ])
+}
+
+/// Virtual address of a node's struct zone.
+fn zone_at(kernel: &Kernel, node: u64, index: usize) -> u64 {
+    // The address of the node is the guest's word.
+    node.wrapping_add(kernel.node.zones as u64 + index as u64 * kernel.zone.bytes)
 }
 
 /// The possible CPUs: number, whether online, and what is added to a per-CPU address.
@@ -559,7 +575,8 @@ impl Zone {
             pages: vec![PageClass::default(); spanned as usize],
             anomalies: Anomalies::default(),
         };
-        let mut walk = Walk { kernel, space, map, zone: &mut zone };
+        let marks = scan::Marks::new(kernel.page.scheme);
+        let mut walk = Walk { kernel, space, map, zone: &mut zone, marks: &marks };
         let areas = walk.free_areas(address)?;
         let (pageset, stats) = (long(layout.pageset)?, long(layout.zonestats)?);
         let mut held = Vec::new();

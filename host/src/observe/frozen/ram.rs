@@ -4,19 +4,16 @@ use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::{MmapMut, MmapOptions, MmapRaw};
 
 use crate::vm::RamLayout;
 
 /// Guest RAM behind a mapping, or in our own memory.
 pub struct Ram {
-    backing: Backing,
+    map: MmapRaw,
     layout: RamLayout,
-}
-
-enum Backing {
-    Mapped(MmapRaw),
-    Owned(Vec<AtomicU64>),
+    /// Whether it is our own memory, which may be altered.
+    ours: bool,
 }
 
 impl Ram {
@@ -32,15 +29,22 @@ impl Ram {
         }
         let len = usize::try_from(layout.all_bytes).map_err(io::Error::other)?;
         let map = MmapOptions::new().len(len).map_raw_read_only(file)?;
-        Ok(Self { backing: Backing::Mapped(map), layout })
+        Ok(Self { map, layout, ours: false })
     }
 
-    /// RAM in our own memory, all of it below 4 GiB: for tests, benches and fuzzing.
+    /// RAM in our own memory, full of zeros, for images of tests, benches and fuzzing. It takes memory where it is altered.
+    ///
+    /// # Errors
+    /// Where the system has no room for it.
+    pub fn zeroed(layout: RamLayout) -> io::Result<Self> {
+        let len = usize::try_from(layout.all_bytes).map_err(io::Error::other)?;
+        Ok(Self { map: MmapMut::map_anon(len)?.into(), layout, ours: true })
+    }
+
+    /// Where RAM lies.
     #[must_use]
-    pub fn owned(words: Vec<u64>) -> Self {
-        let bytes = words.len() as u64 * 8;
-        let layout = RamLayout { low_bytes: bytes, all_bytes: bytes };
-        Self { backing: Backing::Owned(words.into_iter().map(AtomicU64::new).collect()), layout }
+    pub fn layout(&self) -> RamLayout {
+        self.layout
     }
 
     /// Guest-physical address just above the last byte of RAM.
@@ -67,14 +71,10 @@ impl Ram {
     /// All RAM, in the order of the file.
     #[must_use]
     pub fn all(&self) -> &[AtomicU64] {
-        match &self.backing {
-            // SAFETY: the mapping is page aligned, lives as long as `self`, and has `len()` bytes, which the file had when
-            // it was mapped. Others may write to the file: atomics allow for that. Loads of eight bytes never write.
-            Backing::Mapped(map) => unsafe {
-                std::slice::from_raw_parts(map.as_ptr().cast::<AtomicU64>(), map.len() / 8)
-            },
-            Backing::Owned(words) => words,
-        }
+        // SAFETY: the mapping is page aligned, lives as long as `self`, and has `len()` bytes, which the file had when it
+        // was mapped. Others may write to the file: atomics allow for that. Loads of eight bytes never write, and `plant`
+        // stores only where the mapping allows it.
+        unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast::<AtomicU64>(), self.map.len() / 8) }
     }
 
     /// The word at guest-physical `address`.
@@ -85,8 +85,7 @@ impl Ram {
 
     /// Alters a word of RAM that is in our own memory; says whether it could. Faults are planted so.
     pub fn plant(&self, address: u64, value: u64) -> bool {
-        let Backing::Owned(_) = self.backing else { return false };
-        let Some(word) = self.words(address, 1) else { return false };
+        let Some(word) = self.words(address, 1).filter(|_| self.ours) else { return false };
         word[0].store(value, Ordering::Relaxed);
         true
     }

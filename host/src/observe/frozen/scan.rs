@@ -57,6 +57,12 @@ impl ZoneBits {
         (u64::from(zone.node) & self.node_mask, zone.index as u64 & self.zone_mask)
     }
 
+    /// These flags, with the number of another zone.
+    #[cfg(any(test, feature = "test-support"))]
+    pub(super) fn of_other_zone(self, flags: u64) -> u64 {
+        flags ^ 1 << self.zone_shift
+    }
+
     #[inline]
     fn is_of(self, flags: u64, (node, zone): (u64, u64)) -> bool {
         flags >> self.node_shift & self.node_mask == node && flags >> self.zone_shift & self.zone_mask == zone
@@ -122,6 +128,7 @@ impl Marks {
 
 /// The block that the scan is inside of.
 struct Inside {
+    start: u64,
     end: u64,
     class: PageClass,
     /// Whether it is a block without users, not a compound page.
@@ -148,7 +155,7 @@ pub(super) fn scan(
         clears_private,
         lists_whole: !zone.has_broken_lists(),
         zone,
-        inside: Inside { end: 0, class: PageClass::default(), free: false },
+        inside: Inside { start: 0, end: 0, class: PageClass::default(), free: false },
     };
     let (start, end) = (scan.zone.start, scan.zone.end());
     let mut pfn = start;
@@ -212,9 +219,10 @@ impl Scan<'_, '_> {
             let kind = self.inside.class.kind();
             if self.inside.free {
                 if listed != PageClass::default() || matches!(mark, Mark::Buddy | Mark::Guard) {
-                    // Two blocks share this page. The walk goes on in the inner one.
                     self.fault(Fault::Overlap, pfn, 0, 1);
-                } else {
+                }
+                // A block on a list inside another one is looked at itself; a mere mark is no block.
+                if listed == PageClass::default() {
                     if references != 0 {
                         let fault = if kind == Kind::Pcp { Fault::PcpReferenced } else { Fault::Referenced };
                         self.fault(fault, pfn, 0, references.into());
@@ -302,7 +310,10 @@ impl Scan<'_, '_> {
         if !pfn.is_multiple_of(1 << order) || end > self.zone.end() {
             self.fault(Fault::Misplaced, pfn, 1 << order, pfn % (1 << order));
         }
-        self.inside = Inside { end, class: PageClass::new(class.kind(), Part::Tail, 0), free: true };
+        // Behind a block inside another one the outer one goes on.
+        let end = if self.inside.free { end.max(self.inside.end) } else { end };
+        self.inside =
+            Inside { start: pfn, end, class: PageClass::new(class.kind(), Part::Tail, 0), free: true };
         class
     }
 
@@ -328,9 +339,10 @@ impl Scan<'_, '_> {
             Mark::Guard => {
                 if !possible {
                     self.fault(Fault::GuardOrder, pfn, 0, held);
+                    // No head: it has no order to be judged by.
+                    return PageClass::new(Kind::Guard, Part::Single, 0);
                 }
-                let order = if possible { held as u32 } else { 0 };
-                return self.enter(pfn, order, PageClass::new(Kind::Guard, Part::Head, order));
+                return self.enter(pfn, held as u32, PageClass::new(Kind::Guard, Part::Head, held as u32));
             }
             Mark::Other(kind) => kind,
             Mark::None if flags >> self.kernel.page.reserved & 1 == 1 => Kind::Reserved,
@@ -342,8 +354,12 @@ impl Scan<'_, '_> {
             return PageClass::new(kind, Part::Single, 0);
         }
         let (kind, order) = self.compound(pfn, kind);
-        self.inside =
-            Inside { end: pfn + (1 << order), class: PageClass::new(kind, Part::Tail, 0), free: false };
+        self.inside = Inside {
+            start: pfn,
+            end: pfn + (1 << order),
+            class: PageClass::new(kind, Part::Tail, 0),
+            free: false,
+        };
         PageClass::new(kind, Part::Head, order)
     }
 
@@ -362,6 +378,8 @@ impl Scan<'_, '_> {
 
     fn fault(&mut self, fault: Fault, pfn: u64, expected: u64, found: u64) {
         let anomaly = Anomaly { pfn, count: 1, place: None, expected, found };
-        self.zone.anomalies.add(fault, pfn >> self.block_order, anomaly);
+        // A free block may be larger than a pageblock: what is wrong with all of it is one anomaly.
+        let block = if pfn < self.inside.end { self.inside.start } else { pfn } >> self.block_order;
+        self.zone.anomalies.add(fault, block, anomaly);
     }
 }

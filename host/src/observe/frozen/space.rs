@@ -1,8 +1,10 @@
 //! Kernel virtual addresses of a guest, translated by walking its page tables as the processor does.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
+use super::PAGE_SHIFT;
 use super::ram::Ram;
 
 /// Where the kernel image is mapped (arch/x86/include/asm/page_64_types.h, __START_KERNEL_map).
@@ -20,16 +22,41 @@ pub(super) struct Space<'a> {
     levels: u32,
     /// The last translation: virtual start, physical start, size in bytes.
     last: Cell<(u64, u64, u64)>,
+    /// Numbers of the pages that were read, page tables too, where that is recorded.
+    seen: RefCell<Option<BTreeSet<u64>>>,
 }
 
 impl<'a> Space<'a> {
     /// The space whose top page table is at guest-physical `root`; `levels` is 4 or 5.
     pub(super) fn new(ram: &'a Ram, root: u64, levels: u32) -> Self {
-        Self { ram, root, levels, last: Cell::new((0, 0, 0)) }
+        Self { ram, root, levels, last: Cell::new((0, 0, 0)), seen: RefCell::new(None) }
+    }
+
+    /// From now on keeps which pages are read.
+    pub(super) fn record(&self) {
+        self.last.set((0, 0, 0));
+        *self.seen.borrow_mut() = Some(BTreeSet::new());
+    }
+
+    /// Numbers of the pages read since [`Space::record`].
+    pub(super) fn recorded(&self) -> BTreeSet<u64> {
+        self.seen.take().unwrap_or_default()
+    }
+
+    fn see(&self, physical: u64) {
+        if let Some(seen) = self.seen.borrow_mut().as_mut() {
+            seen.insert(physical >> PAGE_SHIFT);
+        }
     }
 
     /// Guest-physical address of virtual `address`; none where it is not mapped to RAM.
     pub(super) fn translate(&self, address: u64) -> Option<u64> {
+        let physical = self.walk(address)?;
+        self.see(physical);
+        Some(physical)
+    }
+
+    fn walk(&self, address: u64) -> Option<u64> {
         let (start, physical, size) = self.last.get();
         if address.wrapping_sub(start) < size {
             return Some(physical + (address - start));
@@ -39,6 +66,7 @@ impl<'a> Space<'a> {
             let shift = 12 + 9 * (level - 1);
             let index = (address >> shift) & 511;
             let entry = self.ram.word(table + index * 8)?;
+            self.see(table);
             if entry & PRESENT == 0 {
                 return None;
             }
