@@ -6,6 +6,8 @@
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use host::observe::frozen::plant::{Outcome, plant_each};
+use host::observe::frozen::{Ram, SmallImage};
 use serde_json::Value;
 
 fn xtask(arguments: &[&str]) -> Output {
@@ -319,6 +321,39 @@ fn h03_a_saved_image_gives_what_the_running_guest_gave() {
     // Of another kernel nothing can be said, and that is what is said.
     let other = xtask(&["inspect", "--ram", &of("ram"), "--vmlinux", &of("report.json")]);
     assert_eq!(other.status.code(), Some(125));
+}
+
+/// Faults planted in the memory of a kernel that has none: each breaks the invariant that it should, and no other.
+fn assert_plants(kernel: &str) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let save = folder.path().to_str().expect("a path in UTF-8");
+    let (code, _) = inspect(&["--kernel", kernel, "--memory", "64", "--save", save]);
+    assert_eq!(code, 0, "{kernel}");
+    let path = folder.path().join("ram");
+    let about = host::image::about(&path).expect("it can be read").expect("it was saved");
+    let file = std::fs::File::open(&path).expect("RAM was saved");
+    let ram = Ram::map(&file, about.layout()).expect("it can be mapped");
+    let small = SmallImage::take(&folder.path().join("vmlinux"), &ram).expect("it can be made small");
+    let ram = small.ram().expect("RAM in our own memory");
+    let outcomes = plant_each(&small.kernel(None).expect("the kernel"), &ram).expect("it can be read");
+    let wrong: Vec<&Outcome> = outcomes.iter().filter(|outcome| !outcome.is_right()).collect();
+    assert!(wrong.is_empty(), "{kernel}: {wrong:#?}");
+    // What an image of this size, and this configuration, may have no place for.
+    let optional =
+        ["NR_FREE_PAGES_BLOCKS is off", "a free block is not aligned", "all pages of a free block"];
+    let optional = |name: &str| {
+        optional.iter().any(|known| name.starts_with(known)) || name.contains("guard page is not merged")
+    };
+    let idle: Vec<&str> =
+        outcomes.iter().filter(|outcome| outcome.found.is_none()).map(|outcome| outcome.name).collect();
+    assert!(idle.iter().all(|name| optional(name)), "{kernel}: no place for {idle:?}");
+    println!("{kernel}: {} of {} faults planted", outcomes.len() - idle.len(), outcomes.len());
+}
+
+#[test]
+fn f01_each_fault_planted_in_a_real_image_is_found_and_nothing_else() {
+    assert_plants("7.2");
+    assert_plants("6.12");
 }
 
 #[cfg(feature = "full-matrix")]
