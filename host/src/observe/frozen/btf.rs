@@ -1,9 +1,9 @@
-//! Types of a kernel by its BTF: offsets, sizes, enum values.
+//! Types of a kernel by its BTF (Documentation/bpf/btf.rst): offsets, sizes, enum values.
 //!
-//! btfparse reads the section; the lookups are here because its own follow cycles of types without a limit, and a vmlinux
-//! is hostile input.
+//! A vmlinux is hostile input. The section is gone through once, which shows that every type lies inside of it; nothing is
+//! copied, and lookups follow references for a limited number of steps.
 
-use btfparse::{Error, ErrorKind, Integer32Value, Offset, Readable, TypeInformation, TypeVariant};
+use std::collections::HashMap;
 
 use super::ImageError;
 
@@ -11,10 +11,37 @@ use super::ImageError;
 pub(super) const BTF_MAX_BYTES: usize = 64 << 20;
 /// Structures inside structures, and names for names, are followed this deep.
 const DEPTH_MAX: u32 = 16;
+/// Members that a lookup looks at; those of struct page are about a hundred.
+const MEMBERS_MAX: u32 = 100_000;
 
-/// Parsed BTF.
-pub(super) struct Btf {
-    types: TypeInformation,
+const MAGIC: u32 = 0xeb9f;
+/// Magic, version and flags; length of the header; offset and length of types, and of strings.
+const HEADER_BYTES: usize = 24;
+/// Name; kind and count; size or type.
+const TYPE_BYTES: usize = 12;
+
+const INT: u32 = 1;
+const POINTER: u32 = 2;
+const ARRAY: u32 = 3;
+const STRUCT: u32 = 4;
+const UNION: u32 = 5;
+const ENUM: u32 = 6;
+const TYPEDEF: u32 = 8;
+const VOLATILE: u32 = 9;
+const CONST: u32 = 10;
+const RESTRICT: u32 = 11;
+const TYPE_TAG: u32 = 18;
+const ENUM64: u32 = 19;
+
+/// Type information.
+pub(super) struct Btf<'a> {
+    types: &'a [u8],
+    strings: &'a [u8],
+    /// Where each type begins; the first is that of number 1.
+    starts: Vec<u32>,
+    /// The first structure, and the first enumeration, of each name.
+    structures: HashMap<&'a [u8], u32>,
+    enumerations: HashMap<&'a [u8], u32>,
 }
 
 /// A member of a structure.
@@ -25,40 +52,111 @@ pub(super) struct Field {
     type_id: u32,
 }
 
-struct Bytes<'a>(&'a [u8]);
+/// The fixed part of a type, and where its members begin.
+#[derive(Clone, Copy)]
+struct Type {
+    name: u32,
+    kind: u32,
+    count: u32,
+    flag: bool,
+    size_or_type: u32,
+    rest: usize,
+}
 
-impl Readable for Bytes<'_> {
-    fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), Error> {
-        let range =
-            usize::try_from(offset).ok().and_then(|start| Some(start..start.checked_add(buffer.len())?));
-        let bytes = range.and_then(|range| self.0.get(range));
-        let bytes = bytes.ok_or_else(|| Error::new(ErrorKind::IOError, "out of bounds"))?;
-        buffer.copy_from_slice(bytes);
-        Ok(())
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+/// Bytes behind the fixed part of a type.
+fn rest_bytes(kind: u32, count: u32) -> Option<usize> {
+    let each = |bytes: usize| Some(count as usize * bytes);
+    match kind {
+        // int, variable, declaration tag
+        INT | 14 | 17 => Some(4),
+        // pointer, forward, function, float
+        POINTER | 7 | TYPEDEF..=RESTRICT | 12 | 16 | TYPE_TAG => Some(0),
+        ARRAY => Some(12),
+        // data section
+        STRUCT | UNION | 15 | ENUM64 => each(12),
+        // function prototype
+        ENUM | 13 => each(8),
+        _ => None,
     }
 }
 
-impl Btf {
-    /// Parses the bytes of a `.BTF` section.
-    pub(super) fn parse(bytes: &[u8]) -> Result<Self, ImageError> {
-        let types =
-            TypeInformation::new(&Bytes(bytes)).map_err(|error| ImageError::Btf(format!("{error:?}")))?;
-        Ok(Self { types })
-    }
-
-    fn get(&self, id: u32) -> Option<&TypeVariant> {
-        self.types.get().get(&id)
-    }
-
-    /// The structure of this name. BTF may hold functions and structures of one name, so `id_of` alone will not do.
-    fn structure(&self, name: &str) -> Option<u32> {
-        let is_structure = |id: &u32| matches!(self.get(*id), Some(TypeVariant::Struct(_)));
-        self.types.id_of(name).filter(is_structure).or_else(|| {
-            let named = |variant: &TypeVariant| {
-                matches!(variant, TypeVariant::Struct(found) if found.name().as_deref() == Some(name))
+impl<'a> Btf<'a> {
+    /// Goes through the bytes of a `.BTF` section.
+    pub(super) fn parse(bytes: &'a [u8]) -> Result<Self, ImageError> {
+        let bad = |what: &str| ImageError::Btf(what.to_owned());
+        let header = |index: usize| word(bytes, index * 4).ok_or_else(|| bad("it has no header"));
+        if bytes.len() > BTF_MAX_BYTES {
+            return Err(bad("it is too large"));
+        }
+        if header(0)? & 0xff_ffff != MAGIC | 1 << 16 {
+            return Err(bad("it is of another version, or of another byte order"));
+        }
+        let start = header(1)? as usize;
+        let part = |offset: usize, len: u32| {
+            let offset = start.checked_add(offset)?;
+            bytes.get(offset..offset.checked_add(len as usize)?)
+        };
+        let outside = || bad("its parts lie outside of it");
+        if start < HEADER_BYTES {
+            return Err(outside());
+        }
+        let types = part(header(2)? as usize, header(3)?).ok_or_else(outside)?;
+        let strings = part(header(4)? as usize, header(5)?).ok_or_else(outside)?;
+        let mut btf = Self {
+            types,
+            strings,
+            starts: Vec::new(),
+            structures: HashMap::new(),
+            enumerations: HashMap::new(),
+        };
+        let mut at = 0;
+        while at < types.len() {
+            let found = btf.type_at(at).ok_or_else(|| bad("a type is cut off"))?;
+            let rest = rest_bytes(found.kind, found.count);
+            let rest = rest.ok_or_else(|| bad(&format!("kind {} of a type is unknown", found.kind)))?;
+            let end = found.rest.checked_add(rest).filter(|end| *end <= types.len());
+            btf.starts.push(at as u32);
+            let id = btf.starts.len() as u32;
+            let names = match found.kind {
+                STRUCT => Some(&mut btf.structures),
+                ENUM => Some(&mut btf.enumerations),
+                _ => None,
             };
-            self.types.get().iter().find(|(_, variant)| named(variant)).map(|(id, _)| *id)
+            if let Some(names) = names {
+                names.entry(string(strings, found.name)).or_insert(id);
+            }
+            at = end.ok_or_else(|| bad("a type is cut off"))?;
+        }
+        Ok(btf)
+    }
+
+    fn type_at(&self, at: usize) -> Option<Type> {
+        let info = word(self.types, at + 4)?;
+        Some(Type {
+            name: word(self.types, at)?,
+            kind: info >> 24 & 31,
+            count: info & 0xffff,
+            flag: info >> 31 == 1,
+            size_or_type: word(self.types, at + 8)?,
+            rest: at + TYPE_BYTES,
         })
+    }
+
+    fn get(&self, id: u32) -> Option<Type> {
+        self.type_at(*self.starts.get(id.checked_sub(1)? as usize)? as usize)
+    }
+
+    /// A word of what lies behind the fixed part.
+    fn rest(&self, of: Type, index: usize) -> Option<u32> {
+        word(self.types, of.rest + index * 4)
+    }
+
+    fn structure(&self, name: &str) -> Option<u32> {
+        self.structures.get(name.as_bytes()).copied()
     }
 
     /// Whether there is a structure of this name.
@@ -68,71 +166,62 @@ impl Btf {
 
     /// Size of a structure in bytes.
     pub(super) fn size(&self, name: &str) -> Result<usize, ImageError> {
-        let id = self.structure(name).ok_or_else(|| ImageError::MissingType(format!("struct {name}")))?;
-        self.size_of(id, 0).ok_or_else(|| ImageError::MissingType(format!("the size of struct {name}")))
+        let found = self.structure(name).and_then(|id| self.get(id));
+        let found = found.ok_or_else(|| ImageError::MissingType(format!("struct {name}")))?;
+        Ok(found.size_or_type as usize)
     }
 
     fn size_of(&self, id: u32, depth: u32) -> Option<usize> {
         if depth > DEPTH_MAX {
             return None;
         }
-        match self.get(id)? {
-            TypeVariant::Struct(found) => Some(*found.size()),
-            TypeVariant::Union(found) => Some(*found.size()),
-            TypeVariant::Int(found) => Some(*found.size()),
-            TypeVariant::Enum(found) => Some(*found.size()),
-            TypeVariant::Ptr(_) => Some(8),
-            TypeVariant::Array(found) => {
-                let one = self.size_of(*found.element_tid(), depth + 1)?;
-                one.checked_mul(*found.element_count() as usize)
+        let found = self.get(id)?;
+        match found.kind {
+            STRUCT | UNION | INT | ENUM | ENUM64 => Some(found.size_or_type as usize),
+            POINTER => Some(8),
+            ARRAY => {
+                let one = self.size_of(self.rest(found, 0)?, depth + 1)?;
+                one.checked_mul(self.rest(found, 2)? as usize)
             }
-            _ => self.size_of(self.behind(id)?, depth + 1),
+            _ => self.size_of(behind(found)?, depth + 1),
         }
     }
 
-    /// What a name, or a qualifier, stands for.
-    fn behind(&self, id: u32) -> Option<u32> {
-        match self.get(id)? {
-            TypeVariant::Typedef(found) => Some(*found.tid()),
-            TypeVariant::Const(found) => Some(*found.tid()),
-            TypeVariant::Volatile(found) => Some(*found.tid()),
-            TypeVariant::Restrict(found) => Some(*found.tid()),
-            TypeVariant::TypeTag(found) => Some(*found.tid()),
-            _ => None,
-        }
-    }
-
-    fn resolved(&self, mut id: u32) -> Option<&TypeVariant> {
+    /// What a type is behind its names and qualifiers.
+    fn resolved(&self, id: u32) -> Option<Type> {
+        let mut found = self.get(id)?;
         for _ in 0..DEPTH_MAX {
-            match self.behind(id) {
-                Some(next) => id = next,
-                None => return self.get(id),
+            match behind(found) {
+                Some(next) => found = self.get(next)?,
+                None => return Some(found),
             }
         }
         None
     }
 
     /// A member by name, also one inside members without a name.
-    fn member(&self, id: u32, name: &str, depth: u32) -> Option<Field> {
+    fn member(&self, id: u32, name: &str, depth: u32, budget: &mut u32) -> Option<Field> {
         if depth > DEPTH_MAX {
             return None;
         }
-        let members = match self.resolved(id)? {
-            TypeVariant::Struct(found) => found.member_list(),
-            TypeVariant::Union(found) => found.member_list(),
-            _ => return None,
-        };
-        for member in members {
-            let Offset::ByteOffset(offset) = member.offset() else { continue };
-            let offset = offset as usize;
-            match member.name() {
-                Some(found) if found == name => return Some(Field { offset, type_id: member.tid() }),
-                Some(_) => {}
-                None => {
-                    if let Some(inner) = self.member(member.tid(), name, depth + 1) {
+        let found = self.resolved(id).filter(|found| matches!(found.kind, STRUCT | UNION))?;
+        for index in 0..found.count as usize {
+            *budget = budget.checked_sub(1)?;
+            let [member, type_id, bits] = [0, 1, 2].map(|word| self.rest(found, index * 3 + word));
+            let (member, type_id, bits) = (member?, type_id?, bits?);
+            // The top byte is then the size of a bit field, of which there is none to look up.
+            if bits % 8 != 0 || found.flag && bits >> 24 != 0 {
+                continue;
+            }
+            let offset = bits as usize / 8;
+            match string(self.strings, member) {
+                b"" => {
+                    if let Some(inner) = self.member(type_id, name, depth + 1, budget) {
                         return Some(Field { offset: offset.checked_add(inner.offset)?, ..inner });
                     }
                 }
+                known if known == name.as_bytes() => return Some(Field { offset, type_id }),
+                _ => {}
             }
         }
         None
@@ -141,8 +230,9 @@ impl Btf {
     /// The member at `path`, for example `vm_stat` or `flags.f`, where the kernel has it.
     pub(super) fn find(&self, structure: &str, path: &str) -> Option<Field> {
         let mut field = Field { offset: 0, type_id: self.structure(structure)? };
+        let mut budget = MEMBERS_MAX;
         for name in path.split('.') {
-            let inner = self.member(field.type_id, name, 0)?;
+            let inner = self.member(field.type_id, name, 0, &mut budget)?;
             field = Field { offset: field.offset.checked_add(inner.offset)?, ..inner };
         }
         Some(field)
@@ -160,28 +250,83 @@ impl Btf {
 
     /// Number of elements, and size of one in bytes, of a member that is an array.
     pub(super) fn array(&self, field: Field) -> Option<(usize, usize)> {
-        match self.resolved(field.type_id)? {
-            TypeVariant::Array(found) => {
-                Some((*found.element_count() as usize, self.size_of(*found.element_tid(), 0)?))
-            }
-            _ => None,
-        }
+        let found = self.resolved(field.type_id).filter(|found| found.kind == ARRAY)?;
+        Some((self.rest(found, 2)? as usize, self.size_of(self.rest(found, 0)?, 0)?))
     }
 
     /// Names and values of an enumeration.
     pub(super) fn enumeration(&self, name: &str) -> Option<Vec<(String, i64)>> {
-        let of = |variant: &TypeVariant| match variant {
-            TypeVariant::Enum(found) if found.name().as_deref() == Some(name) => {
-                let value = |value: &Integer32Value| match value {
-                    Integer32Value::Signed(value) => i64::from(*value),
-                    Integer32Value::Unsigned(value) => i64::from(*value),
-                };
-                let values = found.named_value_list().iter();
-                Some(values.map(|named| (named.name.clone(), value(&named.value))).collect())
-            }
-            _ => None,
+        let found = self.get(*self.enumerations.get(name.as_bytes())?)?;
+        let value = |index: usize| {
+            let name = string(self.strings, self.rest(found, index * 2)?);
+            let value = self.rest(found, index * 2 + 1)?;
+            let value = if found.flag { value.cast_signed().into() } else { value.into() };
+            Some((String::from_utf8_lossy(name).into_owned(), value))
         };
-        let first = self.types.id_of(name).and_then(|id| of(self.get(id)?));
-        first.or_else(|| self.types.get().values().find_map(of))
+        (0..found.count as usize).map(value).collect()
+    }
+}
+
+/// What a name, or a qualifier, stands for.
+fn behind(of: Type) -> Option<u32> {
+    matches!(of.kind, TYPEDEF | CONST | VOLATILE | RESTRICT | TYPE_TAG).then_some(of.size_or_type)
+}
+
+/// The string at an offset, empty where there is none.
+pub(super) fn string(strings: &[u8], offset: u32) -> &[u8] {
+    let rest = strings.get(offset as usize..).unwrap_or_default();
+    rest.split(|byte| *byte == 0).next().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Kernel, fake};
+    use super::*;
+
+    #[test]
+    fn members_are_found_by_name_behind_typedefs_and_without_one() {
+        let bytes = fake::btf();
+        let btf = Btf::parse(&bytes).expect("type information");
+        assert_eq!(btf.find("page", "_refcount").map(|field| field.offset), Some(52));
+        assert_eq!(btf.find("page", "lru.prev").map(|field| field.offset), Some(16));
+        assert_eq!(btf.find("page", "no_such"), None);
+        let areas = btf.find("zone", "free_area").expect("an array");
+        assert_eq!(btf.array(areas), Some((11, btf.size("free_area").expect("a size"))));
+        assert_eq!(btf.enumeration("zone_type").expect("an enumeration")[1], ("ZONE_NORMAL".to_owned(), 1));
+    }
+
+    /// Not one byte of it may be needed that is not looked at first.
+    #[test]
+    fn cut_type_information_is_refused() {
+        let whole = fake::btf();
+        for len in 0..whole.len() {
+            assert!(Btf::parse(&whole[..len]).is_err(), "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn a_structure_that_holds_itself_many_times_is_given_up() {
+        // One structure with 1000 nameless members of its own type: sixteen levels of it would take forever.
+        let mut types = vec![1, STRUCT << 24 | 1000, 8];
+        types.extend([0, 1, 0].repeat(1000));
+        let strings = b"\0page\0\0\0";
+        let bytes = types.len() as u32 * 4;
+        let header = [MAGIC | 1 << 16, 24, 0, bytes, bytes, strings.len() as u32];
+        let mut btf: Vec<u8> = header.iter().chain(&types).flat_map(|word| word.to_le_bytes()).collect();
+        btf.extend(strings);
+        let parsed = Btf::parse(&btf).expect("it is well formed");
+        assert!(parsed.has("page") && parsed.find("page", "flags").is_none());
+    }
+
+    #[test]
+    fn no_altered_byte_makes_it_panic() {
+        let whole = fake::btf();
+        for at in 0..whole.len() {
+            for flip in [0x01, 0x80, 0xff] {
+                let mut bytes = whole.clone();
+                bytes[at] ^= flip;
+                let _ = Kernel::from_parts(&bytes, HashMap::new(), None);
+            }
+        }
     }
 }

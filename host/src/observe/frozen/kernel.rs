@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::path::Path;
 
-use object::read::elf::ElfFile64;
-use object::{Endianness, Object, ObjectSection, ObjectSymbol, ReadCache};
+use object::read::elf::{ElfFile64, Sym};
+use object::{Endianness, Object, ObjectSection, ReadCache};
 
-use super::btf::{BTF_MAX_BYTES, Btf};
+use super::btf::{BTF_MAX_BYTES, Btf, string};
 use super::{ImageError, Ram, ReadError, render};
 
 /// A struct page in bytes. x86-64 kernels align it to 64; others only have another size under debugging options that
@@ -256,13 +256,20 @@ impl Parts {
         }
         let btf = section.data().map_err(|error| ImageError::Elf(error.to_string()))?;
 
+        // Names are compared where they lie: reading tens of thousands of them one by one takes longer than all else.
+        let elf_error = |error: object::Error| ImageError::Elf(error.to_string());
+        let names = match elf.section_by_name(".strtab") {
+            Some(section) => section.data().map_err(elf_error)?,
+            None => &[],
+        };
+        let mut wanted: Vec<&str> = SYMBOLS.iter().map(|(name, _)| *name).collect();
+        wanted.extend(variables.iter().map(String::as_str));
         let mut symbols = HashMap::new();
-        for symbol in elf.symbols().take(SYMBOLS_MAX) {
-            let Ok(name) = symbol.name() else { continue };
-            if SYMBOLS.iter().any(|(wanted, _)| *wanted == name)
-                || variables.iter().any(|wanted| wanted == name)
-            {
-                symbols.insert(name.to_owned(), Symbol { address: symbol.address(), bytes: symbol.size() });
+        for symbol in elf.elf_symbol_table().iter().take(SYMBOLS_MAX) {
+            let name = string(names, symbol.st_name(elf.endian()));
+            if let Some(name) = wanted.iter().find(|wanted| wanted.as_bytes() == name) {
+                let (address, bytes) = (symbol.st_value(elf.endian()), symbol.st_size(elf.endian()));
+                symbols.insert((*name).to_owned(), Symbol { address, bytes });
             }
         }
         let needed = SYMBOLS.iter().filter(|(_, always)| *always).map(|(name, _)| *name);
@@ -570,7 +577,7 @@ fn section_layout(btf: &Btf) -> Result<SectionLayout, ImageError> {
     let bits = Names::of(btf, "pageblock_bits")?;
     // 7.x has a bit for isolation, and rounds the number of bits up to a power of two.
     let count = bits.get("__NR_PAGEBLOCK_BITS").or_else(|| bits.get("NR_PAGEBLOCK_BITS"));
-    let count = count.and_then(|count| u32::try_from(count).ok()).map(u32::next_power_of_two);
+    let count = count.and_then(|count| u32::try_from(count).ok()?.checked_next_power_of_two());
     let block_bits = count.filter(|count| matches!(count, 4 | 8));
     let bytes = btf.size("mem_section")? as u64;
     if !bytes.is_power_of_two() || bytes > 4096 {
