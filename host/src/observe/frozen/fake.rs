@@ -414,6 +414,7 @@ pub fn btf() -> Vec<u8> {
             ("flags", long, 0),
             ("lru", list, 8),
             ("compound_info", long, 8),
+            ("mapping", long, 24),
             ("private", long, 40),
             ("page_type", int, 48),
             ("_refcount", int, 52),
