@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::check::frozen::{Allocated, Broken};
 use crate::check::{self, Violation};
 use crate::observe::frozen::{self, Kernel, Kind, MigrateType, Ram, State, Zone};
 use crate::run::{Bell, FrozenObserver, RunError};
@@ -69,6 +70,7 @@ pub struct ZoneFigures {
 pub struct Freezer<'a> {
     kernel: &'a Kernel,
     sink: Option<&'a mut Sink<'a>>,
+    before: Option<Allocated>,
     /// What was seen, in order.
     pub observations: Vec<Observation>,
 }
@@ -95,7 +97,7 @@ impl<'a> Freezer<'a> {
     /// For a run of `kernel`. `sink` gets each state as it is read.
     #[must_use]
     pub fn new(kernel: &'a Kernel, sink: Option<&'a mut Sink<'a>>) -> Self {
-        Self { kernel, sink, observations: Vec::new() }
+        Self { kernel, sink, before: None, observations: Vec::new() }
     }
 }
 
@@ -127,7 +129,14 @@ impl FrozenObserver for Freezer<'_> {
                         let (file, layout) = machine.ram();
                         sink(Seen { checkpoint: bell.checkpoint, state: &state, ram: &ram, file, layout })?;
                     }
-                    Ok(Frozen::new(bell.checkpoint, &state, retries))
+                    let mut frozen = Frozen::new(bell.checkpoint, &state, retries);
+                    let now = Allocated::of(&state);
+                    if let (Some(before), Some(now)) = (self.before, now) {
+                        let broken = check::frozen::events(&before, &now);
+                        frozen.violations.extend(broken.map(|broken| violation(bell.checkpoint, "", broken)));
+                    }
+                    self.before = now;
+                    Ok(frozen)
                 }
                 Err(error) => Err(error.to_string()),
             },
@@ -153,24 +162,26 @@ impl Frozen {
     }
 }
 
+fn violation(checkpoint: &str, zone: &str, broken: Broken) -> Violation {
+    Violation {
+        checkpoint: checkpoint.to_owned(),
+        zone: zone.to_owned(),
+        invariant: broken.invariant,
+        expected: broken.expected,
+        found: broken.found,
+        pfn: broken.pfn,
+        pages: Some(broken.pages),
+        text: broken.text,
+    }
+}
+
 /// Every broken invariant of a state.
 #[must_use]
 pub fn violations(checkpoint: &str, state: &State) -> Vec<Violation> {
     let of_zone = |zone: &Zone| {
         let label = zone.label();
         let broken = check::frozen::check(state, zone).into_iter();
-        let violations: Vec<Violation> = broken
-            .map(|broken| Violation {
-                checkpoint: checkpoint.to_owned(),
-                zone: label.clone(),
-                invariant: broken.invariant,
-                expected: broken.expected,
-                found: broken.found,
-                pfn: broken.pfn,
-                pages: Some(broken.pages),
-                text: broken.text,
-            })
-            .collect();
+        let violations: Vec<Violation> = broken.map(|broken| violation(checkpoint, &label, broken)).collect();
         violations
     };
     state.zones.iter().flat_map(of_zone).collect()

@@ -590,6 +590,11 @@ fn e07_buddies_that_are_not_merged() {
 }
 
 #[test]
+fn e13_frees_of_a_higher_order_that_count_as_one_page() {
+    assert_fault("7.2", "event-calls", "churn", &["I15"]);
+}
+
+#[test]
 fn e12_freed_pages_that_keep_what_their_owner_left() {
     assert_fault("7.2", "stale-private", "churn", &["I14"]);
 }

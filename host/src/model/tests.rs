@@ -71,6 +71,7 @@ fn fresh(blocks: u64, minorder: u32, smp: bool) -> State {
         hygiene: true,
         isolation_keeps_type: true,
         zones: vec![zone],
+        events: None,
     }
 }
 

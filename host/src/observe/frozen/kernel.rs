@@ -40,6 +40,8 @@ pub struct Kernel {
     pub(super) zone_flags: Vec<String>,
     /// Number of zones that a node may have.
     pub(super) zones: usize,
+    /// Names of the events by number (enum vm_event_item); empty without CONFIG_VM_EVENT_COUNTERS.
+    pub(super) events: Vec<String>,
     /// Bits of the page flags that `render` copies, as far as this kernel has them.
     pub(super) page_flags: HashMap<&'static str, u32>,
 }
@@ -210,11 +212,13 @@ pub(super) struct SectionLayout {
     pub(super) isolate_bit: Option<u32>,
 }
 
+/// Events that are known at most; kernels have about a hundred.
+const EVENTS_MAX: usize = 512;
 /// Words of a variable that are read at most.
 const VARIABLE_MAX_WORDS: u64 = 4096;
 
 /// Symbols that the reader uses; the second column says whether every kernel has it.
-const SYMBOLS: [(&str, bool); 16] = [
+const SYMBOLS: [(&str, bool); 17] = [
     ("contig_page_data", false),
     ("node_data", false),
     ("mem_section", true),
@@ -230,6 +234,7 @@ const SYMBOLS: [(&str, bool); 16] = [
     ("zero_pfn", false),
     ("zero_page_pfn", false),
     ("huge_zero_pfn", false),
+    ("vm_event_states", false),
     ("linux_banner", false),
 ];
 
@@ -347,6 +352,7 @@ impl Kernel {
             types,
             counters,
             zone_flags: names(&btf, "zone_flags", 64)?,
+            events: names(&btf, "vm_event_item", EVENTS_MAX).unwrap_or_default(),
             page_flags: render::flag_names().filter_map(|name| Some((name, flags.bit(name).ok()?))).collect(),
             zones: zones.ok_or_else(|| ImageError::MissingType("enum zone_type".into()))?,
         })

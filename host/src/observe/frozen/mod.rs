@@ -107,6 +107,19 @@ pub struct State {
     pub isolation_keeps_type: bool,
     /// Populated zones, by node and then by index.
     pub zones: Vec<Zone>,
+    /// Events of all CPUs since boot, where the kernel counts them.
+    pub events: Option<Events>,
+}
+
+/// Events of the allocator since boot, summed over all CPUs, in pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Events {
+    /// Pages allocated (PGALLOC_* of all zones).
+    pub allocated: u64,
+    /// Pages freed (PGFREE).
+    pub freed: u64,
+    /// Pages isolated by compaction and for contiguous ranges (COMPACTISOLATED).
+    pub isolated: u64,
 }
 
 /// The state of one zone. Figures are in pages where nothing else is said.
@@ -355,6 +368,7 @@ impl State {
                 zones.extend(Zone::read(kernel, space, &map, &cpus, node, index, address)?);
             }
         }
+        let events = Events::read(kernel, space, &cpus);
         let hygiene = kernel.zone.free_highatomic.is_some();
         let pageblock_order = pageblock_order(kernel, &map, &zones)?;
         let guard_minorder = match kernel.symbol("_debug_guardpage_minorder") {
@@ -375,6 +389,7 @@ impl State {
             hygiene,
             isolation_keeps_type: kernel.section.isolate_bit.is_some(),
             zones,
+            events,
         })
     }
 
@@ -509,6 +524,26 @@ impl Cpus {
             list.push((cpu, has(&online, cpu), space.u64(address).ok_or(unreadable)?));
         }
         Ok(Self { list })
+    }
+}
+
+impl Events {
+    fn read(kernel: &Kernel, space: &Space<'_>, cpus: &Cpus) -> Option<Self> {
+        let states = kernel.symbol("vm_event_states")?;
+        let mut events = Self::default();
+        for (_, _, offset) in &cpus.list {
+            for (number, name) in kernel.events.iter().enumerate() {
+                let sum = match name.as_str() {
+                    "PGFREE" => &mut events.freed,
+                    "COMPACTISOLATED" => &mut events.isolated,
+                    name if name.starts_with("PGALLOC_") => &mut events.allocated,
+                    _ => continue,
+                };
+                let at = states.address.wrapping_add(*offset).wrapping_add(number as u64 * 8);
+                *sum = sum.wrapping_add(space.u64(at)?);
+            }
+        }
+        Some(events)
     }
 }
 

@@ -126,6 +126,7 @@ fn state() -> State {
         hygiene: true,
         isolation_keeps_type: true,
         zones: vec![dma, dma32],
+        events: None,
     }
 }
 
