@@ -40,6 +40,8 @@ pub(crate) struct Job {
     pub(crate) series: Vec<String>,
     /// Options beyond those of the flavour.
     pub(crate) options: Vec<config::Wanted>,
+    /// Whether the tree has our driver in it.
+    pub(crate) driver: bool,
 }
 
 impl Job {
@@ -51,6 +53,7 @@ impl Job {
             flavour,
             series: Vec::new(),
             options: Vec::new(),
+            driver: false,
         }
     }
 
@@ -74,7 +77,8 @@ impl Job {
             1 => " + 1 patch".to_owned(),
             count => format!(" + {count} patches"),
         };
-        format!("{}{patches} {}", self.spec, self.flavour)
+        let driver = if self.driver { " with the driver" } else { "" };
+        format!("{}{patches} {}{driver}", self.spec, self.flavour)
     }
 }
 

@@ -1,13 +1,15 @@
 //! Kernels: from a spec to a built image in the cache.
 //!
-//! spec → [`source`] (a tree in the private git [`store`]) → [`patch`] (another tree) → [`config`] → [`build`] (a work
-//! tree, then a folder in the cache). Nothing here knows what a kernel is booted for.
+//! spec → [`source`] (a tree in the private git [`store`]) → [`patch`] (another tree) → [`driver`] where it is asked for
+//! (another one) → [`config`] → [`build`] (a work tree, then a folder in the cache). Nothing here knows what a kernel is
+//! booted for.
 
 mod apt;
 mod build;
 mod cache;
 mod catalog;
 mod config;
+mod driver;
 mod error;
 mod import;
 mod list;
@@ -77,6 +79,8 @@ pub(crate) struct PairRequest {
     pub(crate) patched: Option<String>,
     /// How to configure both.
     pub(crate) flavour: Flavour,
+    /// Whether both get the driver that runs batches of operations.
+    pub(crate) driver: bool,
 }
 
 /// Two kernels to compare.
@@ -167,17 +171,17 @@ impl<'a> Kernels<'a> {
     /// # Errors
     /// See [`KernelError`].
     pub(crate) fn pair(&self, request: &PairRequest) -> Result<Pair, KernelError> {
-        let flavour = request.flavour;
+        let (flavour, driver) = (request.flavour, request.driver);
         match (&request.kernel, &request.series, &request.base, &request.patched) {
-            (Some(kernel), Some(series), None, None) => self.pair_of_series(kernel, series, flavour),
+            (Some(kernel), Some(series), None, None) => self.pair_of_series(kernel, series, flavour, driver),
             (Some(kernel), None, None, None) => {
-                let built = self.one(kernel, None, flavour)?;
+                let built = self.published(kernel, flavour, driver)?.built;
                 let patched = Built { fresh: false, ..built.clone() };
                 Ok(Pair { base: built, patched, no_change: true, present: Vec::new() })
             }
             (None, None, Some(base), Some(patched)) => {
-                let base = self.published(base, flavour)?;
-                let patched = self.published(patched, flavour)?;
+                let base = self.published(base, flavour, driver)?;
+                let patched = self.published(patched, flavour, driver)?;
                 Ok(pair_of(base, patched, Vec::new()))
             }
             _ => Err(KernelError::Request(
@@ -198,7 +202,7 @@ impl<'a> Kernels<'a> {
         flavour: Flavour,
     ) -> Result<Built, KernelError> {
         match series {
-            None => Ok(self.published(spec, flavour)?.built),
+            None => Ok(self.published(spec, flavour, false)?.built),
             Some(series) => {
                 let (source, series) = (self.source_for_series(spec)?, self.series(series)?);
                 let trees = patch::pair(&self.cache, &self.store, &source.spec, &source.tree, &series)?;
@@ -229,7 +233,13 @@ impl<'a> Kernels<'a> {
         series::names(&self.folder.join("patches"))
     }
 
-    fn pair_of_series(&self, kernel: &str, series: &str, flavour: Flavour) -> Result<Pair, KernelError> {
+    fn pair_of_series(
+        &self,
+        kernel: &str,
+        series: &str,
+        flavour: Flavour,
+        driver: bool,
+    ) -> Result<Pair, KernelError> {
         // Read first: it takes no time, and a bad one should not cost a download.
         let series = self.series(series)?;
         let source = self.source_for_series(kernel)?;
@@ -246,7 +256,12 @@ impl<'a> Kernels<'a> {
                 .line(&format!("both kernels have what the series asks for: {}", options.join(", ")));
         }
         let with = patched(&source, flavour, trees.patched, &series);
-        let without = Job { tree: trees.base, series: Vec::new(), ..with.clone() };
+        let mut without = Job { tree: trees.base, series: Vec::new(), ..with.clone() };
+        let mut with = with;
+        if driver {
+            self.add_driver(&mut without)?;
+            self.add_driver(&mut with)?;
+        }
         Ok(pair_of(self.build(&without)?, self.build(&with)?, trees.present))
     }
 
@@ -291,12 +306,23 @@ impl<'a> Kernels<'a> {
         Err(first_error.unwrap_or_else(|| KernelError::Request(format!("failed to find {spec}"))))
     }
 
-    fn published(&self, spec: &str, flavour: Flavour) -> Result<Published, KernelError> {
+    fn published(&self, spec: &str, flavour: Flavour, driver: bool) -> Result<Published, KernelError> {
         if let Some(Spec::Vmlinux(path)) = spec::parse(spec)? {
+            // Whether it has the driver is seen when the driver is needed.
             return prebuilt(spec, &path, flavour);
         }
         let source = self.source(spec, Look::Cached)?;
-        self.build(&Job::plain(&source, flavour))
+        let mut job = Job::plain(&source, flavour);
+        if driver {
+            self.add_driver(&mut job)?;
+        }
+        self.build(&job)
+    }
+
+    fn add_driver(&self, job: &mut Job) -> Result<(), KernelError> {
+        job.tree = driver::add(&self.cache, &self.store, &job.spec, &job.tree, &driver::folder())?;
+        job.driver = true;
+        Ok(())
     }
 
     fn build(&self, job: &Job) -> Result<Published, KernelError> {

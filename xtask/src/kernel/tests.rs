@@ -192,6 +192,35 @@ fn flavours_are_builds_of_their_own() {
 }
 
 #[test]
+fn the_driver_is_in_both_kernels_of_a_pair_that_asks_for_it_and_in_no_other() {
+    let world = World::new();
+    let request = PairRequest { kernel: Some(world.spec("dir", "src")), ..PairRequest::default() };
+    let with = PairRequest { driver: true, ..request.clone() };
+    let error = world.kernels().pair(&with).unwrap_err();
+    assert!(error.to_string().contains("no mm/Makefile"), "{error}");
+
+    world.write("src/mm/Makefile", "obj-y := a.o");
+    let plain = world.kernels().pair(&request).unwrap().base;
+    let driven = world.kernels().pair(&with).unwrap().base;
+    assert!(driven.fresh && driven.build_id != plain.build_id);
+    assert!(!world.kernels().pair(&with).unwrap().base.fresh, "it is found again");
+    let laid_out = |name: &str| fs::read_to_string(world.path("cache/work/9.1-smp/src/mm").join(name));
+    assert_eq!(laid_out("Makefile").unwrap(), "obj-y := a.o\nobj-y += buddydiff.o\n");
+    assert!(laid_out("buddydiff.c").unwrap().contains("buddydiff-abi.h"));
+
+    world.write("kernels/patches/ours/0001.patch", &in_second("\tx += 21;"));
+    let pair = world.kernels().pair(&PairRequest { series: Some("ours".to_owned()), ..with }).unwrap();
+    assert_eq!(pair.base.build_id, driven.build_id);
+    assert!(pair.patched.fresh && holds(&pair.patched, "x += 21"));
+    assert!(laid_out("buddydiff-compat.h").is_ok());
+    assert_eq!(world.made(), 2, "all in one work tree, in which only mm/a.c is compiled");
+
+    world.source(&SOURCE.replace("30", "31"));
+    world.build_dir().unwrap();
+    laid_out("buddydiff.c").unwrap_err();
+}
+
+#[test]
 fn tarballs_of_every_kind_are_the_same_source() {
     let world = World::new();
     let plain = world.build_dir().unwrap();

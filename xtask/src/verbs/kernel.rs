@@ -32,6 +32,9 @@ pub(crate) enum KernelVerb {
         /// Configurations to build.
         #[arg(long, value_enum, default_values = ["smp"])]
         flavour: Vec<Flavour>,
+        /// Put the driver into them that runs batches of allocator operations.
+        #[arg(long)]
+        driver: bool,
         /// Install missing tools through apt.
         #[arg(long)]
         install_deps: bool,
@@ -60,11 +63,11 @@ pub(crate) fn run(progress: &Progress, verb: &KernelVerb) -> Result<(), KernelEr
             }
             fetch(progress, specs)
         }
-        KernelVerb::Build { specs, series, flavour, install_deps } => {
+        KernelVerb::Build { specs, series, flavour, driver, install_deps } => {
             if *install_deps {
                 tools::install(progress, &[Work::Source, Work::Packages, Work::Build])?;
             }
-            build(progress, specs, series.as_deref(), flavour)
+            build(progress, specs, series.as_deref(), flavour, *driver)
         }
         KernelVerb::Prune { older_than, max_size } => prune(progress, *older_than, *max_size),
     }
@@ -128,6 +131,7 @@ fn build(
     specs: &[String],
     series: Option<&str>,
     flavours: &[Flavour],
+    driver: bool,
 ) -> Result<(), KernelError> {
     let kernels = Kernels::open(progress)?;
     let orders: Vec<Order<'_>> =
@@ -140,7 +144,7 @@ fn build(
         for _ in 0..side_by_side {
             scope.spawn(|| {
                 while let Some((spec, flavour)) = lock(&queue).next() {
-                    if let Err(error) = build_one(&kernels, spec, series, flavour) {
+                    if let Err(error) = build_one(&kernels, spec, series, flavour, driver) {
                         let stop = error.kind() == Kind::Interrupted;
                         lock(&failed).push(error);
                         if stop {
@@ -165,11 +169,13 @@ fn build_one(
     spec: &str,
     series: Option<&str>,
     flavour: Flavour,
+    driver: bool,
 ) -> Result<(), KernelError> {
     let request = kernel::PairRequest {
         kernel: Some(spec.to_owned()),
         series: series.map(str::to_owned),
         flavour,
+        driver,
         ..kernel::PairRequest::default()
     };
     let pair = kernels.pair(&request)?;

@@ -204,6 +204,7 @@ fn request(flags: &TestKernel) -> PairRequest {
         base: flags.base.clone(),
         patched: flags.patched.clone(),
         flavour: flags.flavour,
+        driver: false,
     }
 }
 
