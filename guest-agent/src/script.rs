@@ -19,6 +19,9 @@
 //! A checkpoint can also be written `{ name = "after", frozen = true }`. The machine then stands still once the texts of
 //! `/proc` are read, for the host to look at the allocator's own structures, and goes on with the rest.
 //!
+//! In a kernel with our driver, `batches = { count = 100 }` lets the host run batches of allocator operations there, and
+//! look before and after each.
+//!
 //! What a step takes it takes under a name; `free` gives it back. Unknown fields and impossible values are errors
 //! that name file, line and what is allowed.
 
@@ -39,6 +42,8 @@ pub const PMD_BYTES: u64 = 2 << 20;
 pub const SCRIPT_MAX_BYTES: usize = 1 << 20;
 /// Steps after unrolling every `repeat`.
 pub const STEPS_MAX: usize = 10_000;
+/// Batches in all steps together: each takes a few bytes of the channel.
+pub const BATCHES_MAX: u64 = 1_000_000;
 /// `repeat` may hold `repeat` this deep.
 const REPEAT_DEPTH_MAX: usize = 4;
 
@@ -100,6 +105,9 @@ pub enum Step {
     DropCaches(Caches),
     /// Waits until two readings of buddyinfo, some time apart, are equal.
     WaitQuiet(WaitQuiet),
+    /// Runs batches of allocator operations in a kernel that has our driver (`guest-agent/driver/`). The machine stands
+    /// still before and after each, for the host to write the batch and to read what came of it.
+    Batches(Batches),
     /// Captures the state of the allocator under a name.
     #[serde(deserialize_with = "Checkpoint::name_or_table")]
     Checkpoint(Checkpoint),
@@ -267,6 +275,17 @@ pub struct WaitQuiet {
     pub limit_s: u32,
 }
 
+/// See [`Step::Batches`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Batches {
+    /// How many.
+    pub count: BatchCount,
+    /// Whether what batches have allocated and not freed is freed afterwards. It is held for later batches otherwise.
+    #[serde(default)]
+    pub free: bool,
+}
+
 /// See [`Step::Checkpoint`]. Written as its name alone, or as a table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -360,6 +379,10 @@ checked!(
     Count(u32, "u32"), count => (1..=10_000_000).contains(&count), "1 to 10000000"
 );
 checked!(
+    /// A number of batches.
+    BatchCount(u32, "u32"), count => (1..=100_000).contains(&count), "1 to 100000"
+);
+checked!(
     /// A path that `write` may write to.
     ControlPath(String, "String"),
     path => (path.starts_with("/proc/sys/") || path.starts_with("/sys/")) && !path.split('/').any(|part| part == ".."),
@@ -397,6 +420,14 @@ impl Kib {
 }
 
 impl Count {
+    /// The number.
+    #[must_use]
+    pub fn get(&self) -> u32 {
+        self.0
+    }
+}
+
+impl BatchCount {
     /// The number.
     #[must_use]
     pub fn get(&self) -> u32 {
@@ -693,13 +724,23 @@ fn check_names(steps: &[Step]) -> Result<(), String> {
             _ => {}
         }
     }
-    if checkpoints.is_empty() {
-        return Err("no checkpoint: such a script could find nothing".into());
+    if checkpoints.is_empty() && batches(steps) == 0 {
+        return Err("no checkpoint and no batch: such a script could find nothing".into());
     }
     Ok(())
 }
 
+/// How many batches the steps run in all.
+#[must_use]
+pub fn batches(steps: &[Step]) -> u64 {
+    let of = |step: &Step| if let Step::Batches(step) = step { u64::from(step.count.get()) } else { 0 };
+    steps.iter().map(of).sum()
+}
+
 fn check_sizes(steps: &[Step]) -> Result<(), String> {
+    if batches(steps) > BATCHES_MAX {
+        return Err(format!("batches: {} in all, at most {BATCHES_MAX} are allowed", batches(steps)));
+    }
     for step in steps {
         match step {
             Step::Anonymous(step) if step.page.bytes() > PMD_BYTES => {
@@ -791,6 +832,7 @@ impl fmt::Display for Step {
             Self::Compact(Empty {}) => formatter.write_str("compact all zones"),
             Self::DropCaches(caches) => write!(formatter, "drop caches ({caches:?})"),
             Self::WaitQuiet(_) => formatter.write_str("wait until quiet"),
+            Self::Batches(step) => write!(formatter, "run {} batches", step.count.0),
             Self::Checkpoint(Checkpoint { name, frozen: false }) => write!(formatter, "checkpoint {name}"),
             Self::Checkpoint(Checkpoint { name, frozen: true }) => {
                 write!(formatter, "checkpoint {name}, frozen")

@@ -5,7 +5,9 @@
 //! the host reads what lies below that mark. Nothing flows back, so the host cannot disturb a deterministic guest.
 //!
 //! The *doorbell* is an I/O port. The agent announces by [`Message::Bell`] that it rings next; the machine then stands
-//! still right behind the instruction that rang, the host reads the guest's RAM, and the machine goes on.
+//! still right behind the instruction that rang, the host reads the guest's RAM, and the machine goes on. After a
+//! [`Message::Batch`] it is the driver in the kernel that rings, twice: before the batch, which the host then writes into
+//! the guest's RAM, and after it.
 //!
 //! Each frame carries a sequence number and a CRC-32 over number, length and payload. A frame that is lost, cut or
 //! altered ends the stream with an error; what it would have said is never guessed.
@@ -15,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::script::Step;
 
 /// Version of everything in this file; host and agent are built from one tree, so a mismatch is a stale agent.
-pub const PROTOCOL: u16 = 2;
+pub const PROTOCOL: u16 = 3;
 
 /// First eight bytes of a channel, little endian, written by the host: an agent that maps anything else stops.
 pub const CHANNEL_MAGIC: u64 = u64::from_le_bytes(*b"buddych1");
@@ -41,6 +43,13 @@ pub const BELL_RING: u8 = 1;
 pub const BELL_REST_MS: u64 = 200;
 
 const FRAME_MAGIC: u32 = u32::from_le_bytes(*b"bdfr");
+
+/// The driver's file in the guest, and the bytes that are commands to it.
+pub const DRIVER_PATH: &str = "/proc/buddydiff";
+/// See [`DRIVER_PATH`]: run a batch.
+pub const DRIVER_RUN: u8 = b'r';
+/// See [`DRIVER_PATH`]: free all that batches hold.
+pub const DRIVER_FREE: u8 = b'q';
 
 /// Where the plan lies in the guest's initramfs.
 pub const PLAN_PATH: &str = "/plan";
@@ -134,6 +143,13 @@ pub enum Message {
     Bell {
         /// Index in [`Plan::steps`].
         index: u32,
+    },
+    /// The agent makes the driver run a batch next: it rings before and after it, and nothing is said in between.
+    Batch {
+        /// Index in [`Plan::steps`].
+        index: u32,
+        /// Number of the batch in its step, from 0.
+        batch: u32,
     },
     /// All files of the checkpoint are sent.
     Checkpoint {
@@ -350,6 +366,7 @@ mod tests {
             Message::Hello { protocol: PROTOCOL, release: "7.2.13".into() },
             Message::Ready { uptime_ns: 7 },
             Message::Bell { index: 0 },
+            Message::Batch { index: 0, batch: 1 },
             Message::Proc { index: 0, file: ProcFile::Buddyinfo, last: true, bytes: b"Node 0".to_vec() },
             Message::Checkpoint {
                 index: 0,

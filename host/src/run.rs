@@ -11,17 +11,19 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use guest_agent::script::{Script, ScriptError, Step};
-use guest_agent::wire::{CHANNEL_MAGIC, FRAMES_OFFSET, PROTOCOL, Plan, ProcFile, WRITTEN_OFFSET};
+use guest_agent::wire::{CHANNEL_MAGIC, FRAMES_OFFSET, HEADER_LEN, PROTOCOL, Plan, ProcFile, WRITTEN_OFFSET};
 
 use crate::check::console::{self, ConsoleReport, Kind};
 use crate::initramfs;
 use crate::observe::RawCheckpoint;
 use crate::vm::{Backend, End, Machine, MachineConfig, VmError};
 
-use follow::{Follower, Progress};
+use follow::{Announced, Follower, Progress};
 
 /// How often the channel is looked at while the guest runs. The guest does not notice.
 const LOOK: Duration = Duration::from_millis(10);
+/// The same in a step of batches: each takes two stops, and a guest that stands still waits for us.
+const LOOK_AT_BATCHES: Duration = Duration::from_micros(200);
 /// Time to end the machine after the agent's last word.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(30);
 /// A guest that prints more than this is stopped: it would fill the disk.
@@ -222,6 +224,27 @@ pub struct Bell<'a> {
     pub cpus: u32,
 }
 
+/// A machine that stands still because the driver in its kernel rang. Its CPUs are held, none with a lock of the
+/// allocator, so there is no need to let it go on a little.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchBell {
+    /// The step, from 0.
+    pub step: usize,
+    /// Number of the batch in its step, from 0.
+    pub batch: u32,
+    /// What comes next.
+    pub phase: Phase,
+}
+
+/// Which of a batch's two rings it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// The driver takes the batch from memory next: see [`crate::batch`].
+    Before,
+    /// What came of it is in memory, if there was one.
+    After,
+}
+
 /// Looks at machines that stand still, and keeps what it sees. One observer belongs to one run.
 pub trait FrozenObserver {
     /// Looks at [`Machine::ram`]. The texts of the checkpoint are read and not yet sent.
@@ -234,6 +257,17 @@ pub trait FrozenObserver {
     /// # Errors
     /// Where the host fails, which ends the run. What is wrong in the guest's memory is something seen.
     fn look(&mut self, machine: &mut dyn Machine, bell: Bell<'_>) -> Result<(), RunError>;
+
+    /// Looks before and after a batch, and writes the batch. Where nothing is written nothing is run.
+    ///
+    /// It leaves the machine standing all the time.
+    ///
+    /// # Errors
+    /// As [`FrozenObserver::look`].
+    fn batch(&mut self, machine: &mut dyn Machine, bell: BatchBell) -> Result<(), RunError> {
+        let (_, _) = (machine, bell);
+        Ok(())
+    }
 }
 
 /// Boots, runs the script, and gives what came of it. `observer` sees each frozen checkpoint; without one they are as
@@ -353,6 +387,9 @@ fn prepare(
     Ok(machine)
 }
 
+/// A frame that announces a batch has no more bytes than this: a header and three numbers.
+const BATCH_BYTES: u64 = HEADER_LEN as u64 + 16;
+
 /// Bytes that all checkpoints may need: the channel is never emptied, so nothing has to flow back to the guest.
 fn channel_len(machine: &MachineConfig, capture: &[ProcFile], steps: &[Step]) -> u64 {
     const MIB: u64 = 1 << 20;
@@ -364,7 +401,8 @@ fn channel_len(machine: &MachineConfig, capture: &[ProcFile], steps: &[Step]) ->
     } else {
         0
     };
-    (4 * MIB + checkpoints * (MIB + kpageflags)).next_multiple_of(2 * MIB)
+    let batches = guest_agent::script::batches(steps) * BATCH_BYTES;
+    (4 * MIB + checkpoints * (MIB + kpageflags) + batches).next_multiple_of(2 * MIB)
 }
 
 /// A guest seen from outside: its channel, its console, and how far it has come.
@@ -395,7 +433,8 @@ impl Guest {
         let (mut since, mut starved) = (start, Duration::ZERO);
         let mut announced = None;
         loop {
-            let end = machine.wait(LOOK)?;
+            let look = if self.follower.in_batches() { LOOK_AT_BATCHES } else { LOOK };
+            let end = machine.wait(look)?;
             // Before the channel is read: a ring's announcement is then in it.
             let rang = machine.rang()?;
             let before = self.follower.progress();
@@ -437,10 +476,10 @@ impl Guest {
                     },
                     Err(error) => return Err(error),
                 }
-                // The guest stood still.
-                since += began.elapsed();
+                // The guest stood still. A batch is a sign of life, and there is a limit to their number.
+                since = if self.follower.in_batches() { Instant::now() } else { since + began.elapsed() };
                 announced = None;
-            } else if self.follower.announced().is_some()
+            } else if self.follower.announced().is_some_and(|announced| announced.is_next())
                 && announced.get_or_insert_with(Instant::now).elapsed() >= ring_limit
             {
                 let text = format!("it did not ring within {} s", ring_limit.as_secs());
@@ -477,14 +516,18 @@ impl Guest {
         cpus: u32,
         steps: &[Step],
     ) -> Result<Option<Outcome>, RunError> {
-        let Some((step, checkpoint)) = self.follower.announced() else {
+        let Some(announced) = self.follower.announced() else {
             return Ok(Some(self.stopped(steps)));
         };
-        if let Some(observer) = observer {
-            observer.look(machine, Bell { step, checkpoint, cpus })?;
+        match (announced, observer) {
+            (Announced::Checkpoint { step, name }, Some(observer)) => {
+                observer.look(machine, Bell { step, checkpoint: name, cpus })?;
+            }
+            (Announced::Batch(bell), Some(observer)) => observer.batch(machine, bell)?,
+            (_, None) => {}
         }
         if machine.rang()? {
-            let text = format!("it rang twice for checkpoint {checkpoint}");
+            let text = format!("it rang twice for {announced}");
             return Ok(Some(Outcome::NoVerdict(NoVerdict::Doorbell(text))));
         }
         self.follower.answered();

@@ -55,6 +55,7 @@ fn impossible_values_are_named_with_their_line_and_what_is_allowed() {
         ("write = { path = '/proc/sys/../kcore', value = '' }", "without .."),
         ("free = { name = 'a', part = 'half' }", "`odd-pages`"),
         ("page_tables = { name = 'a', count = -1 }", "-1"),
+        ("batches = { count = 0 }", "1 to 100000"),
     ] {
         let message = message(&format!("{SMALL}[[step]]\n{step}\n"));
         assert!(message.contains("line 5"), "no line in: {message}");
@@ -168,4 +169,12 @@ proptest! {
     fn any_text_is_read_or_refused(text in "(about|step|\\[|\\]|=|\\{|\\}|'|[a-z]|[0-9]|\n| ){0,80}") {
         let _ = unroll(&text);
     }
+}
+
+#[test]
+fn batches_are_bounded_in_all_and_worth_a_script() {
+    let steps = unroll("about = 'a'\n[[step]]\nbatches = { count = 7, free = true }\n").unwrap();
+    assert_eq!((batches(&steps), steps[0].to_string()), (7, "run 7 batches".to_owned()));
+    let text = "about = 'a'\n[[step]]\n[step.repeat]\ntimes = 11\n[[step.repeat.step]]\nbatches = { count = 100000 }\n";
+    assert!(message(text).contains("1100000 in all, at most 1000000"), "{}", message(text));
 }

@@ -1,8 +1,11 @@
 //! The agent's messages, held to the plan: whatever is out of place means that the channel cannot be trusted.
 
+use std::fmt;
+
 use guest_agent::script::{Checkpoint, Step};
 use guest_agent::wire::{Decoder, Message, PROTOCOL, ProcFile};
 
+use super::{BatchBell, Phase};
 use crate::observe::RawCheckpoint;
 
 /// How far a guest has come.
@@ -27,6 +30,53 @@ enum Bell {
     Due,
     /// The agent rings next, or has rung: until that is answered it can say nothing.
     Announced,
+    /// The step runs batches, and the one of this number has not been announced.
+    BatchDue(u32),
+    /// The driver rings next, or has rung, for the batch of this number: until both rings are answered nothing is said,
+    /// unless that the batch cannot be run.
+    Batch(u32, Phase),
+}
+
+/// A ring that is announced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Announced<'a> {
+    /// By [`Message::Bell`].
+    Checkpoint {
+        /// The step, from 0.
+        step: usize,
+        /// The checkpoint.
+        name: &'a str,
+    },
+    /// By [`Message::Batch`].
+    Batch(BatchBell),
+}
+
+impl Announced<'_> {
+    /// Whether nothing but a few instructions comes before the ring. Before the second one of a batch comes the batch, and
+    /// an allocator that hangs in it is a finding.
+    pub(super) fn is_next(self) -> bool {
+        !matches!(self, Self::Batch(BatchBell { phase: Phase::After, .. }))
+    }
+}
+
+impl fmt::Display for Announced<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Checkpoint { name, .. } => write!(f, "checkpoint {name}"),
+            Self::Batch(BatchBell { batch, phase, .. }) => write!(f, "batch {batch} ({phase:?})"),
+        }
+    }
+}
+
+/// What a step of the plan says at the channel.
+#[derive(Debug)]
+enum Says {
+    /// That it begins.
+    Nothing,
+    /// A checkpoint.
+    Checkpoint(Checkpoint),
+    /// So many batches.
+    Batches(u32),
 }
 
 /// Follows one guest's messages.
@@ -34,8 +84,7 @@ enum Bell {
 pub(super) struct Follower {
     decoder: Decoder,
     taken: u64,
-    /// The checkpoint for each step that is one.
-    plan: Vec<Option<Checkpoint>>,
+    plan: Vec<Says>,
     greeted: bool,
     progress: Progress,
     open: Option<RawCheckpoint>,
@@ -59,8 +108,9 @@ impl Follower {
         let plan = steps
             .iter()
             .map(|step| match step {
-                Step::Checkpoint(checkpoint) => Some(checkpoint.clone()),
-                _ => None,
+                Step::Checkpoint(checkpoint) => Says::Checkpoint(checkpoint.clone()),
+                Step::Batches(batches) => Says::Batches(batches.count.get()),
+                _ => Says::Nothing,
             })
             .collect();
         Self {
@@ -94,18 +144,42 @@ impl Follower {
         self.decoder.pending()
     }
 
-    /// The step, from 0, and the checkpoint for which the agent has said that it rings the doorbell, if that is not
-    /// answered.
-    pub(super) fn announced(&self) -> Option<(usize, &str)> {
+    /// What the agent has said that the doorbell rings for, if that is not answered.
+    pub(super) fn announced(&self) -> Option<Announced<'_>> {
         match (self.bell, self.progress, &self.open) {
-            (Bell::Announced, Progress::Running(step), Some(open)) => Some((step, &open.name)),
+            (Bell::Announced, Progress::Running(step), Some(open)) => {
+                Some(Announced::Checkpoint { step, name: &open.name })
+            }
+            (Bell::Batch(batch, phase), Progress::Running(step), _) => {
+                Some(Announced::Batch(BatchBell { step, batch, phase }))
+            }
             _ => None,
         }
     }
 
+    /// Whether the step that runs still has batches to run.
+    pub(super) fn in_batches(&self) -> bool {
+        matches!(self.bell, Bell::BatchDue(_) | Bell::Batch(..))
+    }
+
     /// The machine stood still and goes on.
     pub(super) fn answered(&mut self) {
-        self.bell = Bell::Silent;
+        self.bell = match self.bell {
+            Bell::Batch(batch, Phase::Before) => Bell::Batch(batch, Phase::After),
+            Bell::Batch(batch, Phase::After) if batch + 1 < self.batches() => Bell::BatchDue(batch + 1),
+            _ => Bell::Silent,
+        };
+    }
+
+    /// Batches of the step that runs.
+    fn batches(&self) -> u32 {
+        match self.progress {
+            Progress::Running(step) => match self.plan.get(step) {
+                Some(Says::Batches(count)) => *count,
+                _ => 0,
+            },
+            _ => 0,
+        }
     }
 
     /// Takes the next bytes of the stream.
@@ -121,10 +195,12 @@ impl Follower {
     fn message(&mut self, message: Message) -> Result<(), String> {
         let next = match self.progress {
             Progress::Ready => Some(0),
-            Progress::Running(step) if self.open.is_none() => Some(step + 1),
+            Progress::Running(step) if self.open.is_none() && !self.in_batches() => Some(step + 1),
             _ => None,
         };
-        if self.bell == Bell::Announced {
+        let refused =
+            matches!(self.bell, Bell::Batch(_, Phase::Before)) && matches!(message, Message::Failed { .. });
+        if matches!(self.bell, Bell::Announced | Bell::Batch(..)) && !refused {
             return Err(format!("{} came where the doorbell should have rung", kind(&message)));
         }
         match message {
@@ -143,6 +219,12 @@ impl Follower {
                 self.begin(index as usize, uptime_ns)?;
             }
             Message::Bell { index } if self.running(index, Bell::Due) => self.bell = Bell::Announced,
+            Message::Batch { index, batch }
+                if self.progress == Progress::Running(index as usize)
+                    && self.bell == Bell::BatchDue(batch) =>
+            {
+                self.bell = Bell::Batch(batch, Phase::Before);
+            }
             Message::Proc { index, file, last, bytes } if self.running(index, Bell::Silent) => {
                 self.part(file, last, &bytes)?
             }
@@ -176,12 +258,16 @@ impl Follower {
     }
 
     fn begin(&mut self, step: usize, uptime_ns: u64) -> Result<(), String> {
-        let checkpoint = self.plan.get(step).ok_or("more steps than the plan has")?;
-        self.open = checkpoint
-            .as_ref()
-            .map(|checkpoint| RawCheckpoint { name: checkpoint.name.to_string(), ..Default::default() });
-        let frozen = checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.frozen);
-        self.bell = if frozen { Bell::Due } else { Bell::Silent };
+        let says = self.plan.get(step).ok_or("more steps than the plan has")?;
+        let (open, bell) = match says {
+            Says::Nothing => (None, Bell::Silent),
+            Says::Checkpoint(Checkpoint { name, frozen }) => {
+                let open = RawCheckpoint { name: name.to_string(), ..Default::default() };
+                (Some(open), if *frozen { Bell::Due } else { Bell::Silent })
+            }
+            Says::Batches(_) => (None, Bell::BatchDue(0)),
+        };
+        (self.open, self.bell) = (open, bell);
         self.uptime_ns = uptime_ns;
         self.progress = Progress::Running(step);
         Ok(())
@@ -207,6 +293,7 @@ fn kind(message: &Message) -> &'static str {
         Message::Step { .. } => "Step",
         Message::Proc { .. } => "Proc",
         Message::Bell { .. } => "Bell",
+        Message::Batch { .. } => "Batch",
         Message::Checkpoint { .. } => "Checkpoint",
         Message::Failed { .. } => "Failed",
         Message::End { .. } => "End",
@@ -292,7 +379,7 @@ mod tests {
     fn a_frozen_checkpoint_rings_once_before_it_sends() {
         let (follower, before, after) = frozen();
         let mut follower = follow_on(follower, &before).unwrap();
-        assert_eq!(follower.announced(), Some((1, "c")));
+        assert_eq!(follower.announced(), Some(Announced::Checkpoint { step: 1, name: "c" }));
         follower.answered();
         assert_eq!(follower.announced(), None);
         let mut frame = vec![0; HEADER_LEN + PAYLOAD_MAX];
@@ -319,6 +406,83 @@ mod tests {
         assert!(follow_on(frozen().0, &without).is_err());
         let error = follow_on(frozen().0, &[before, after].concat()).unwrap_err();
         assert!(error.contains("should have rung"), "{error}");
+    }
+
+    fn batches() -> Follower {
+        let text = "about = 'a'\n[[step]]\nbatches = { count = 2 }\n";
+        Follower::new(&Script::parse("t", text).unwrap().unroll("t", 512).unwrap())
+    }
+
+    fn say(follower: &mut Follower, seq: &mut u32, message: &Message) -> Result<(), String> {
+        let mut frame = vec![0; HEADER_LEN + PAYLOAD_MAX];
+        let len = encode(*seq, message, &mut frame).unwrap();
+        *seq += 1;
+        follower.take(&frame[..len])
+    }
+
+    /// Up to the first batch's announcement.
+    fn announced() -> (Follower, u32) {
+        let (mut follower, mut seq) = (batches(), 0);
+        for message in [
+            Message::Hello { protocol: PROTOCOL, release: "7.2.13".into() },
+            Message::Ready { uptime_ns: 1 },
+            Message::Step { index: 0, uptime_ns: 2 },
+            Message::Batch { index: 0, batch: 0 },
+        ] {
+            say(&mut follower, &mut seq, &message).unwrap();
+        }
+        (follower, seq)
+    }
+
+    const END: Message = Message::End { steps: 1, tainted: 0, uptime_ns: 9 };
+
+    #[test]
+    fn each_batch_rings_twice() {
+        let (mut follower, mut seq) = announced();
+        for batch in 0..2 {
+            for phase in [Phase::Before, Phase::After] {
+                let bell = BatchBell { step: 0, batch, phase };
+                assert_eq!(follower.announced(), Some(Announced::Batch(bell)));
+                follower.answered();
+            }
+            assert_eq!(follower.announced(), None);
+            if batch == 0 {
+                assert!(follower.in_batches());
+                say(&mut follower, &mut seq, &Message::Batch { index: 0, batch: 1 }).unwrap();
+            }
+        }
+        assert!(!follower.in_batches());
+        say(&mut follower, &mut seq, &END).unwrap();
+        assert_eq!(follower.progress(), Progress::Ended);
+    }
+
+    #[test]
+    fn nothing_is_said_between_the_rings_of_a_batch_and_none_is_left_out() {
+        let second = Message::Batch { index: 0, batch: 1 };
+        for answered in 0..2 {
+            for message in [&second, &END] {
+                let (mut follower, mut seq) = announced();
+                (0..answered).for_each(|_| follower.answered());
+                say(&mut follower, &mut seq, message).unwrap_err();
+            }
+        }
+        for message in [END, Message::Batch { index: 0, batch: 0 }, Message::Batch { index: 0, batch: 2 }] {
+            let (mut follower, mut seq) = announced();
+            follower.answered();
+            follower.answered();
+            say(&mut follower, &mut seq, &message).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_batch_that_cannot_be_run_is_said_before_it_rings_and_not_later() {
+        let failed = Message::Failed { index: Some(0), text: "busy".into() };
+        let (mut follower, mut seq) = announced();
+        say(&mut follower, &mut seq, &failed).unwrap();
+        assert_eq!((follower.progress(), follower.announced()), (Progress::Ended, None));
+        let (mut follower, mut seq) = announced();
+        follower.answered();
+        say(&mut follower, &mut seq, &failed).unwrap_err();
     }
 
     #[test]

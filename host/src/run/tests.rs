@@ -144,7 +144,18 @@ fn play_script(
     observer: Option<&mut dyn FrozenObserver>,
     act: impl FnMut(&mut Stage) + Send + 'static,
 ) -> (Run, Vec<&'static str>) {
-    let text = format!("about = 'a'\n[[step]]\ncheckpoint = {checkpoint}\n");
+    play_step(&format!("checkpoint = {checkpoint}"), step_limit_s, boot_limit, observer, act)
+}
+
+/// The same for a script of one step.
+fn play_step(
+    step: &str,
+    step_limit_s: u32,
+    boot_limit: Duration,
+    observer: Option<&mut dyn FrozenObserver>,
+    act: impl FnMut(&mut Stage) + Send + 'static,
+) -> (Run, Vec<&'static str>) {
+    let text = format!("about = 'a'\n[[step]]\n{step}\n");
     let mut script = Script::parse("t", &text).unwrap();
     script.step_limit_s = step_limit_s;
     let config = RunConfig {
@@ -484,4 +495,76 @@ fn a_guest_that_rings_again_has_no_verdict() {
     // Afterwards: it is not announced, and no different from a panic.
     let (run, _) = play_frozen(None, act);
     assert!(matches!(run.outcome, Outcome::GuestFailure(GuestFailure::Stopped { .. })), "{:?}", run.outcome);
+}
+
+/// Remembers the rings of batches.
+#[derive(Default)]
+struct Batches(Vec<(u32, Phase)>);
+
+impl FrozenObserver for Batches {
+    fn look(&mut self, _: &mut dyn Machine, bell: Bell<'_>) -> Result<(), RunError> {
+        panic!("{bell:?} is no batch");
+    }
+
+    fn batch(&mut self, _: &mut dyn Machine, bell: BatchBell) -> Result<(), RunError> {
+        self.0.push((bell.batch, bell.phase));
+        Ok(())
+    }
+}
+
+const BATCHES: &str = "batches = { count = 2 }";
+
+/// Announces two batches, each of which rings twice, and ends.
+fn runs_batches(stage: &mut Stage) {
+    let resumed = stage.done.lock().unwrap().len();
+    match resumed {
+        _ if stage.seq == 0 => stage.boot(),
+        0 | 2 => stage.send(&Message::Batch { index: 0, batch: resumed as u32 / 2 }),
+        4 => {
+            stage.send(&Message::End { steps: 1, tainted: 0, uptime_ns: 3 });
+            stage.end = Some(End::Guest);
+            return;
+        }
+        _ => {}
+    }
+    stage.ring = stage.seq > 3;
+}
+
+#[test]
+fn an_observer_sees_each_batch_before_and_after() {
+    let mut observer = Batches::default();
+    let (run, done) = play_step(BATCHES, 3600, LONG, Some(&mut observer), runs_batches);
+    assert_eq!(run.outcome, Outcome::Complete { tainted: 0 });
+    let (before, after) = (Phase::Before, Phase::After);
+    assert_eq!(observer.0, [(0, before), (0, after), (1, before), (1, after)]);
+    assert_eq!(done, ["resume"; 4]);
+    let (run, done) = play_step(BATCHES, 3600, LONG, None, runs_batches);
+    assert_eq!((run.outcome, done.len()), (Outcome::Complete { tainted: 0 }, 4));
+}
+
+#[test]
+fn a_driver_that_is_not_there_has_no_verdict() {
+    let (run, _) = play_step(BATCHES, 3600, LONG, None, |stage| {
+        stage.send(&Message::Hello { protocol: PROTOCOL, release: "7.2.13".into() });
+        stage.send(&Message::Failed { index: None, text: "this kernel has no /proc/buddydiff".into() });
+        stage.end = Some(End::Guest);
+    });
+    assert!(matches!(run.outcome, Outcome::NoVerdict(NoVerdict::ScriptFailed(_))), "{:?}", run.outcome);
+}
+
+#[test]
+fn a_batch_that_never_begins_has_no_verdict_and_one_that_never_ends_is_a_hang() {
+    let play = |ring| {
+        let act = move |stage: &mut Stage| {
+            if stage.seq == 0 {
+                stage.boot();
+                stage.send(&Message::Batch { index: 0, batch: 0 });
+                stage.ring = ring;
+            }
+        };
+        play_step(BATCHES, 0, LONG, None, act).0.outcome
+    };
+    assert!(matches!(play(false), Outcome::NoVerdict(NoVerdict::Doorbell(_))));
+    let hung = GuestFailure::Hung { step: 1, doing: "run 2 batches".into(), limit_s: 0 };
+    assert_eq!(play(true), Outcome::GuestFailure(hung));
 }

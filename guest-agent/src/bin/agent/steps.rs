@@ -90,7 +90,9 @@ impl Holdings {
             Step::Compact(_) => fs::write("/proc/sys/vm/compact_memory", "1").context("compact")?,
             Step::DropCaches(caches) => drop_caches(*caches)?,
             Step::WaitQuiet(step) => wait_quiet(step)?,
-            Step::Checkpoint(_) | Step::Repeat(_) => return Err(format!("a plan has no such step: {step}")),
+            Step::Batches(_) | Step::Checkpoint(_) | Step::Repeat(_) => {
+                return Err(format!("a plan has no such step: {step}"));
+            }
         }
         Ok(())
     }
