@@ -1,5 +1,6 @@
 //! The host side of buddydiff: run guests, observe their page allocator, check it, report.
 
+pub mod batch;
 pub mod check;
 pub mod freeze;
 pub mod image;

@@ -218,7 +218,7 @@ const EVENTS_MAX: usize = 512;
 const VARIABLE_MAX_WORDS: u64 = 4096;
 
 /// Symbols that the reader uses; the second column says whether every kernel has it.
-const SYMBOLS: [(&str, bool); 17] = [
+const SYMBOLS: [(&str, bool); 18] = [
     ("contig_page_data", false),
     ("node_data", false),
     ("mem_section", true),
@@ -236,6 +236,8 @@ const SYMBOLS: [(&str, bool); 17] = [
     ("huge_zero_pfn", false),
     ("vm_event_states", false),
     ("linux_banner", false),
+    // The memory of our driver (crate::batch).
+    ("buddydiff_batch", false),
 ];
 
 /// What is read of a vmlinux.

@@ -5,6 +5,7 @@
 
 mod btf;
 mod class;
+mod extent;
 #[cfg(any(test, feature = "test-support"))]
 pub mod fake;
 
@@ -23,6 +24,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 pub use class::{Block, Kind, PageClass, Part};
+pub use extent::Extent;
 pub use kernel::{Kernel, MigrateType};
 pub use ram::Ram;
 pub use small::{SmallError, SmallImage};

@@ -53,6 +53,12 @@ impl Ram {
         self.layout.end()
     }
 
+    /// Where the byte at guest-physical `address` is in the file.
+    #[must_use]
+    pub fn offset(&self, address: u64) -> Option<u64> {
+        self.layout.offset(address)
+    }
+
     /// `count` words of eight bytes at guest-physical `address`; none where that is not aligned or not all RAM.
     #[must_use]
     #[inline]
