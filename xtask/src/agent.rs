@@ -42,6 +42,15 @@ pub(crate) enum AgentError {
 /// # Errors
 /// See [`AgentError`].
 pub(crate) fn build(progress: &Progress) -> Result<Vec<u8>, AgentError> {
+    let path = build_file(progress)?;
+    std::fs::read(&path).map_err(|source| AgentError::Read { path, source })
+}
+
+/// Builds the agent if anything of it changed, and gives where it is.
+///
+/// # Errors
+/// See [`AgentError`].
+pub(crate) fn build_file(progress: &Progress) -> Result<PathBuf, AgentError> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -65,8 +74,7 @@ pub(crate) fn build(progress: &Progress) -> Result<Vec<u8>, AgentError> {
         Err(WaitError::Interrupted) => return Err(AgentError::Interrupted),
         Err(error) => return Err(AgentError::Build { why: error.to_string(), said: read_back(&mut log) }),
     }
-    let path = target.join(TARGET).join("agent/guest-agent");
-    std::fs::read(&path).map_err(|source| AgentError::Read { path, source })
+    Ok(target.join(TARGET).join("agent/guest-agent"))
 }
 
 fn failed(error: &io::Error) -> AgentError {

@@ -35,6 +35,9 @@ pub(crate) enum Verb {
     Kernel(KernelVerb),
     /// Run the whole test suite, real kernels included.
     Ci(Ci),
+    /// Build the guest agent and print where it is.
+    #[command(hide = true)]
+    Agent,
     /// Measure how fast KVM runs guest kernel code here.
     #[command(hide = true, name = host::vm::choose::PROBE_VERB)]
     ProbeKvm,

@@ -43,6 +43,13 @@ fn main() -> ExitCode {
                 error.exit_code()
             }
         },
+        Verb::Agent => match agent::build_file(&progress) {
+            Ok(path) => {
+                println!("{}", path.display());
+                0
+            }
+            Err(error) => failed(error.to_string(), Kind::NoVerdict),
+        },
         Verb::ProbeKvm => return host::vm::choose::print_probe(),
     };
     ExitCode::from(code)

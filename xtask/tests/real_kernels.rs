@@ -3,6 +3,8 @@
 //! The default set takes six builds from nothing (patch 3 of `movable-pageblocks` changes a header that everything
 //! includes) and a few small ones on top; everything else is in `full-matrix`.
 
+mod batches;
+
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
