@@ -284,6 +284,9 @@ pub struct Batches {
     /// Whether what batches have allocated and not freed is freed afterwards. It is held for later batches otherwise.
     #[serde(default)]
     pub free: bool,
+    /// Whether every other CPU touches and unmaps memory meanwhile. The driver holds them while a batch runs.
+    #[serde(default)]
+    pub busy: bool,
 }
 
 /// See [`Step::Checkpoint`]. Written as its name alone, or as a table.

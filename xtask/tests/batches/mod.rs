@@ -107,11 +107,12 @@ impl<F: FnMut(&[Ran]) -> Vec<Record>> FrozenObserver for Player<'_, F> {
 #[derive(Clone, Copy)]
 struct Setting {
     cpus: u32,
+    busy: bool,
     guards: bool,
     deterministic: bool,
 }
 
-const PLAIN: Setting = Setting { cpus: 1, guards: false, deterministic: false };
+const PLAIN: Setting = Setting { cpus: 1, busy: false, guards: false, deterministic: false };
 
 fn batches(
     subject: &Subject,
@@ -119,11 +120,11 @@ fn batches(
     count: usize,
     next: impl FnMut(&[Ran]) -> Vec<Record>,
 ) -> Vec<Ran> {
-    let Setting { cpus, guards, deterministic } = setting;
+    let Setting { cpus, busy, guards, deterministic } = setting;
     let command_line = if guards { "'debug_pagealloc=on', 'debug_guardpage_minorder=1'" } else { "" };
     let script = format!(
         "about = 'batches'\nmemory_mib = 512\ncommand_line = [{command_line}]\n[[step]]\nwait_quiet = {{}}\n[[step]]\n\
-         batches = {{ count = {count}, free = true }}\n[[step]]\ncheckpoint = 'after'\n"
+         batches = {{ count = {count}, free = true, busy = {busy} }}\n[[step]]\ncheckpoint = 'after'\n"
     );
     let mut player = Player { kernel: &subject.kernel, driver: None, next, written: None, ran: Vec::new() };
     let run = subject.run(&script, cpus, deterministic, &mut player);
@@ -380,9 +381,10 @@ fn assert_driver(kernel: &str, flavour: &str, setting: Setting) {
     let last = ran.last().expect("a batch");
     let rate = last.records.len() as f64 / last.took.as_secs_f64();
     println!(
-        "{kernel} {flavour}, {} CPUs{}: {ops} operations, {failed} not done; {:.2} million order-0 operations a second",
+        "{kernel} {flavour}, {} CPUs{}{}: {ops} operations, {failed} not done; {:.2} million order-0 operations a second",
         setting.cpus,
         if setting.guards { ", guards" } else { "" },
+        if setting.busy { ", busy" } else { "" },
         rate / 1e6
     );
 }
@@ -390,7 +392,7 @@ fn assert_driver(kernel: &str, flavour: &str, setting: Setting) {
 #[test]
 fn i01_what_the_driver_does_is_what_it_says() {
     assert_driver("7.2", "smp", PLAIN);
-    assert_driver("6.12", "smp", Setting { cpus: 2, ..PLAIN });
+    assert_driver("6.12", "smp", Setting { cpus: 2, busy: true, ..PLAIN });
 }
 
 #[test]
@@ -488,6 +490,9 @@ mod full_matrix {
             for (flavour, cpus) in [("smp", 1), ("smp", 4), ("up", 1)] {
                 let setting = Setting { cpus, ..PLAIN };
                 assert_driver(kernel, flavour, setting);
+                if cpus > 1 {
+                    assert_driver(kernel, flavour, Setting { busy: true, ..setting });
+                }
                 // 7.2 does not count guards that merge.
                 if kernel != "7.2" {
                     assert_driver(kernel, flavour, Setting { guards: true, ..setting });

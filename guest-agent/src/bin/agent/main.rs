@@ -90,7 +90,7 @@ fn run(plan: &Plan, channel: &mut Channel, index: &mut Option<u32>) -> Result<()
     let frozen = |step: &Step| matches!(step, Step::Checkpoint(Checkpoint { frozen: true, .. }));
     let bell = if plan.steps.iter().any(frozen) { Some(bell::Bell::new()?) } else { None };
     let batches = plan.steps.iter().any(|step| matches!(step, Step::Batches(_)));
-    let mut driver = if batches { Some(driver::Driver::open()?) } else { None };
+    let driver = if batches { Some(driver::Driver::open()?) } else { None };
     // All that the agent needs from here on is touched now, and stays: from the first checkpoint on, what moves in the
     // allocator is the script.
     rustix::mm::mlockall(MlockAllFlags::CURRENT).context("lock the agent's memory")?;
@@ -105,7 +105,7 @@ fn run(plan: &Plan, channel: &mut Channel, index: &mut Option<u32>) -> Result<()
                 capture.take(number, bell.as_ref().filter(|_| checkpoint.frozen), channel)?;
             }
             Step::Batches(step) => {
-                driver.as_mut().ok_or("the driver is not open")?.run(number, step, channel)?;
+                driver.as_ref().ok_or("the driver is not open")?.run(number, step, channel)?;
             }
             step => holdings.run(step)?,
         }
