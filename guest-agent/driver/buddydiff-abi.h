@@ -17,6 +17,7 @@
 #define BD_SLOTS	65536	/* handles */
 #define BD_SPLITS	1024	/* slots that are split at once, at most */
 #define BD_MAX_ORDER	10	/* of x86-64 */
+#define BD_RANGE_PAGES	262144	/* of a range at most: 1 GiB */
 
 /* bd_op.kind */
 enum {
@@ -27,15 +28,24 @@ enum {
 	BD_DRAIN	= 5,	/* drain_local_pages(): all zones, this CPU */
 	BD_NOLOCK_ALLOC	= 6,	/* alloc_pages_nolock(0, a, order), 7.x */
 	BD_NOLOCK_FREE	= 7,	/* free_pages_nolock(), 7.x */
+
+	/* From here on only in a batch that may sleep. */
+	BD_CONTIG_ALLOC	= 8,	/* alloc_contig_range(): b pages from pfn a on */
+	BD_CONTIG_FREE	= 9,	/* free_contig_range() */
+	BD_ISOLATE	= 10,	/* start_isolate_page_range(): as BD_CONTIG_ALLOC */
+	BD_UNISOLATE	= 11,	/* undo_isolate_page_range() */
+	BD_DRAIN_ALL	= 12,	/* drain_all_pages(): all zones, all CPUs */
+	BD_PCP_DISABLE	= 13,	/* zone_pcp_disable(): zone b of node a */
+	BD_PCP_ENABLE	= 14,	/* zone_pcp_enable(): the one that is disabled */
 };
 
 struct bd_op {
 	__u32 kind;
 	__u32 order;	/* ALLOC, NOLOCK_ALLOC */
-	__u32 gfp;	/* ALLOC */
-	__u32 slot;	/* all but DRAIN */
+	__u32 gfp;	/* ALLOC, CONTIG_ALLOC */
+	__u32 slot;	/* all but DRAIN, DRAIN_ALL, PCP_* */
 	__u64 a;
-	__u64 b;	/* not used yet */
+	__u64 b;
 };
 
 /* bd_result.value: 0 or, of an allocation, the pfn; or one of these */
@@ -76,6 +86,12 @@ enum bd_wrong {
 	BD_BAD_PIECE	= 10,	/* there is no such piece, or it is free */
 	BD_COMPOUND	= 11,	/* cannot be split */
 	BD_TOO_MANY	= 12,	/* slots that are split at once */
+	BD_MUST_SLEEP	= 13,	/* not in a batch that may not sleep */
+	BD_OTHER_SLOT	= 14,	/* holds a range, or another kind of range */
+	BD_BAD_RANGE	= 15,	/* not all of it is in one zone */
+	BD_BAD_ZONE	= 16,	/* has no memory */
+	BD_PCP_OFF	= 17,	/* the lists of a zone are disabled already */
+	BD_PCP_ON	= 18,	/* no lists are disabled */
 };
 
 struct bd_batch {
@@ -87,5 +103,8 @@ struct bd_batch {
 	struct bd_op ops[BD_OPS];
 	struct bd_result results[BD_OPS];
 };
+
+/* The host finds it by its symbol. */
+extern struct bd_batch buddydiff_batch;
 
 #endif

@@ -6,7 +6,11 @@
  * every other CPU held: it rings the host's doorbell, and the machine stands
  * still while the host looks at memory and writes a batch; it runs the batch and
  * rings again, for the host to look at memory and results. In between nothing
- * but the batch touches the allocator. A byte 'q' frees all that is held.
+ * but the batch touches the allocator.
+ *
+ * A byte 's' runs one that may sleep: the other CPUs are held and interrupts are
+ * off while the host looks, and not while the batch runs, so others move in the
+ * allocator meanwhile. A byte 'q' frees all that is held.
  *
  * After init nothing here allocates anything but what a batch asks for.
  */
@@ -17,6 +21,7 @@
 #include <linux/errno.h>
 #include <linux/init.h>
 #include <linux/irqflags.h>
+#include <linux/memory_hotplug.h>
 #include <linux/mm.h>
 #include <linux/mmzone.h>
 #include <linux/mutex.h>
@@ -39,7 +44,12 @@
 #define BD_INFO_FULL	 0x80
 #define BD_INFO_COMPOUND 0x40
 #define BD_INFO_SPLIT	 0x20
+#define BD_INFO_RANGE	 0x10	/* and which, in place of the order */
 #define BD_INFO_ORDER	 0x0f
+
+/* What a slot with BD_INFO_RANGE holds. */
+#define BD_RANGE_CONTIG	 0
+#define BD_RANGE_ISOLATE 1
 
 /* Microseconds to wait for the other CPUs, and how often. */
 #define BD_HOLD_US	1000000
@@ -66,13 +76,14 @@ struct bd_table {
 	u16 split_of[BD_SLOTS];
 	struct bd_split splits[BD_SPLITS];
 	u16 unused;	/* the first split that is, or BD_SPLITS */
+	bool pcp_off;	/* whether bd_pcp_zone is */
 };
 
-/* The host finds it by its symbol. */
-extern struct bd_batch buddydiff_batch;
 struct bd_batch buddydiff_batch __aligned(PAGE_SIZE);
 
 static struct page *bd_slots[BD_SLOTS];
+static u32 bd_pages[BD_SLOTS];	/* of a range */
+static struct zone *bd_pcp_zone;
 static struct bd_table bd_table;
 /* What bd_table will be if all of a batch that can fail succeeds. */
 static struct bd_table bd_ahead;
@@ -100,16 +111,18 @@ static void bd_clear(struct bd_table *table)
 }
 
 /*
- * Whether flags may sleep, or are not one request: two zones (GFP_ZONE_BAD) or
- * two mobilities, which would read as a free list of no type that can be asked
- * for. What charges, retries for ever or is not the same in all kernels is left
- * out.
+ * Whether flags may sleep where that is not allowed, or are not one request: two
+ * zones (GFP_ZONE_BAD) or two mobilities, which would read as a free list of no
+ * type that can be asked for. What charges, retries for ever or is not the same
+ * in all kernels is left out. Those that sleep must give up rather than kill.
  */
-static bool bd_bad_gfp(gfp_t gfp)
+static bool bd_bad_gfp(gfp_t gfp, bool sleeps)
 {
 	gfp_t zones = gfp & (__GFP_DMA | __GFP_HIGHMEM | __GFP_DMA32);
 	gfp_t mobility = gfp & (__GFP_MOVABLE | __GFP_RECLAIMABLE);
 
+	if (sleeps && (gfp & (__GFP_NORETRY | __GFP_RETRY_MAYFAIL)))
+		gfp &= ~__GFP_DIRECT_RECLAIM;
 	if (gfp & ~BD_GFP_KNOWN)
 		return true;
 	if ((__force u32)zones & ((__force u32)zones - 1))
@@ -126,13 +139,85 @@ static bool bd_bad_node(u64 a)
 	return nid < 0 || nid >= MAX_NUMNODES || !node_state(nid, N_MEMORY);
 }
 
+static struct zone *bd_zone(const struct bd_op *op)
+{
+	struct zone *zone;
+
+	if ((s64)op->a < 0 || bd_bad_node(op->a) || op->b >= MAX_NR_ZONES)
+		return NULL;
+	zone = &NODE_DATA(op->a)->node_zones[op->b];
+	return populated_zone(zone) ? zone : NULL;
+}
+
+/* Whether every page of a range exists and is in the same zone. */
+static bool bd_bad_range(const struct bd_op *op)
+{
+	unsigned long pfn, end = op->a + op->b;
+	struct zone *zone = NULL;
+	struct page *page;
+
+	if (!op->b || op->b > BD_RANGE_PAGES || op->a >= 1ULL << 52)
+		return true;
+	for (pfn = op->a; pfn < end; pfn++) {
+		page = pfn_to_online_page(pfn);
+		if (!page || (zone && page_zone(page) != zone))
+			return true;
+		zone = page_zone(page);
+	}
+	return false;
+}
+
+/* The same as bd_check() for what only a batch that may sleep has. */
+static enum bd_wrong bd_check_sleeping(const struct bd_table *table,
+				       const struct bd_op *op, bool sleeps)
+{
+	unsigned int range = op->kind == BD_CONTIG_FREE ? BD_RANGE_CONTIG : BD_RANGE_ISOLATE;
+	gfp_t gfp = (__force gfp_t)op->gfp;
+	u8 info;
+
+	if (!sleeps)
+		return BD_MUST_SLEEP;
+	switch (op->kind) {
+	case BD_DRAIN_ALL:
+		return BD_RIGHT;
+	case BD_PCP_DISABLE:
+		if (!bd_zone(op))
+			return BD_BAD_ZONE;
+		return table->pcp_off ? BD_PCP_OFF : BD_RIGHT;
+	case BD_PCP_ENABLE:
+		return table->pcp_off ? BD_RIGHT : BD_PCP_ON;
+	}
+	if (op->slot >= BD_SLOTS)
+		return BD_BAD_SLOT;
+	info = table->info[op->slot];
+	switch (op->kind) {
+	case BD_CONTIG_ALLOC:
+		if (bd_bad_gfp(gfp, sleeps) || (gfp & (__GFP_COMP | __GFP_MEMALLOC)))
+			return BD_BAD_GFP;
+		fallthrough;
+	case BD_ISOLATE:
+		if (bd_bad_range(op))
+			return BD_BAD_RANGE;
+		return info ? BD_SLOT_FULL : BD_RIGHT;
+	default:
+		if (!info)
+			return BD_SLOT_EMPTY;
+		if (!(info & BD_INFO_RANGE) || (info & BD_INFO_ORDER) != range)
+			return BD_OTHER_SLOT;
+		return BD_RIGHT;
+	}
+}
+
 /* Whether an operation can be done where the slots are as table says. */
-static enum bd_wrong bd_check(const struct bd_table *table, const struct bd_op *op)
+static enum bd_wrong bd_check(const struct bd_table *table, const struct bd_op *op,
+			      bool sleeps)
 {
 	u8 info;
 
-	if (op->kind < BD_ALLOC || op->kind > BD_NOLOCK_FREE)
+	if (op->kind < BD_ALLOC || op->kind > BD_PCP_ENABLE)
 		return BD_BAD_KIND;
+	if (op->kind > BD_NOLOCK_FREE)
+		return bd_check_sleeping(table, op, sleeps);
 	if (op->kind == BD_DRAIN)
 		return BD_RIGHT;
 	if (op->slot >= BD_SLOTS)
@@ -144,13 +229,15 @@ static enum bd_wrong bd_check(const struct bd_table *table, const struct bd_op *
 			return BD_BAD_ORDER;
 		if (bd_bad_node(op->a))
 			return BD_BAD_NODE;
-		if (op->kind == BD_ALLOC && bd_bad_gfp((__force gfp_t)op->gfp))
+		if (op->kind == BD_ALLOC && bd_bad_gfp((__force gfp_t)op->gfp, sleeps))
 			return BD_BAD_GFP;
 		return info ? BD_SLOT_FULL : BD_RIGHT;
 	}
 
 	if (!info)
 		return BD_SLOT_EMPTY;
+	if (info & BD_INFO_RANGE)
+		return BD_OTHER_SLOT;
 	if (op->kind == BD_FREE_PIECE) {
 		if (!(info & BD_INFO_SPLIT))
 			return BD_NOT_SPLIT;
@@ -185,7 +272,19 @@ static void bd_note(struct bd_table *table, const struct bd_op *op)
 		break;
 	case BD_FREE:
 	case BD_NOLOCK_FREE:
+	case BD_CONTIG_FREE:
+	case BD_UNISOLATE:
 		table->info[op->slot] = 0;
+		break;
+	case BD_CONTIG_ALLOC:
+		table->info[op->slot] = BD_INFO_FULL | BD_INFO_RANGE | BD_RANGE_CONTIG;
+		break;
+	case BD_ISOLATE:
+		table->info[op->slot] = BD_INFO_FULL | BD_INFO_RANGE | BD_RANGE_ISOLATE;
+		break;
+	case BD_PCP_DISABLE:
+	case BD_PCP_ENABLE:
+		table->pcp_off = op->kind == BD_PCP_DISABLE;
 		break;
 	case BD_SPLIT:
 		number = table->unused;
@@ -227,16 +326,58 @@ static s64 bd_alloc(const struct bd_op *op)
 	return page_to_pfn(page);
 }
 
-static s64 bd_do(const struct bd_op *op)
+static s64 bd_take_range(const struct bd_op *op)
 {
-	bool nolock = op->kind == BD_NOLOCK_ALLOC || op->kind == BD_NOLOCK_FREE;
+	unsigned long end = op->a + op->b;
+	int error;
+
+	if (op->kind == BD_CONTIG_ALLOC)
+		error = bd_alloc_contig(op->a, end, (__force gfp_t)op->gfp);
+	else
+		error = bd_isolate(op->a, end);
+	if (error)
+		return BD_FAILED;
+	bd_slots[op->slot] = pfn_to_page(op->a);
+	bd_pages[op->slot] = op->b;
+	return op->a;
+}
+
+static void bd_give_range(unsigned int slot, unsigned int range)
+{
+	unsigned long pfn = page_to_pfn(bd_slots[slot]);
+
+	if (range == BD_RANGE_CONTIG)
+		bd_free_contig(pfn, bd_pages[slot]);
+	else
+		bd_unisolate(pfn, pfn + bd_pages[slot]);
+}
+
+static bool bd_have(u32 kind)
+{
+	switch (kind) {
+	case BD_NOLOCK_ALLOC:
+	case BD_NOLOCK_FREE:
+		return BD_HAVE_NOLOCK;
+	case BD_CONTIG_ALLOC:
+	case BD_CONTIG_FREE:
+		return BD_HAVE_CONTIG;
+	case BD_ISOLATE:
+	case BD_UNISOLATE:
+		return BD_HAVE_ISOLATION;
+	default:
+		return true;
+	}
+}
+
+static s64 bd_do(const struct bd_op *op, bool sleeps)
+{
 	struct page *page;
 	unsigned int order;
 	s64 value = 0;
 
-	if (bd_check(&bd_table, op) != BD_RIGHT)
+	if (bd_check(&bd_table, op, sleeps) != BD_RIGHT)
 		return BD_SKIPPED;
-	if (nolock && !BD_HAVE_NOLOCK)
+	if (!bd_have(op->kind))
 		return BD_NO_SUCH;
 	page = bd_slots[op->slot % BD_SLOTS];
 	order = bd_table.info[op->slot % BD_SLOTS] & BD_INFO_ORDER;
@@ -261,7 +402,35 @@ static s64 bd_do(const struct bd_op *op)
 		__free_pages(page + op->a, 0);
 		break;
 	case BD_DRAIN:
+		/* In a batch that may sleep this CPU could be another one. */
+		preempt_disable();
 		drain_local_pages(NULL);
+		preempt_enable();
+		break;
+	case BD_CONTIG_ALLOC:
+	case BD_ISOLATE:
+		value = bd_take_range(op);
+		if (value < 0)
+			return value;
+		break;
+	case BD_CONTIG_FREE:
+	case BD_UNISOLATE:
+		/* What the order is to other slots. */
+		bd_give_range(op->slot, order);
+		break;
+	case BD_DRAIN_ALL:
+		drain_all_pages(NULL);
+		break;
+	case BD_PCP_DISABLE:
+		/*
+		 * Leaves a mutex locked, which nobody else takes unless the sizes
+		 * of per-CPU lists are changed.
+		 */
+		bd_pcp_zone = bd_zone(op);
+		zone_pcp_disable(bd_pcp_zone);
+		break;
+	case BD_PCP_ENABLE:
+		zone_pcp_enable(bd_pcp_zone);
 		break;
 	}
 	bd_note(&bd_table, op);
@@ -269,7 +438,7 @@ static s64 bd_do(const struct bd_op *op)
 }
 
 /* Whether the whole batch can be run; if not, says so in it. */
-static bool bd_right(struct bd_batch *batch)
+static bool bd_right(struct bd_batch *batch, bool sleeps)
 {
 	enum bd_wrong wrong;
 	u32 i;
@@ -280,7 +449,7 @@ static bool bd_right(struct bd_batch *batch)
 	}
 	bd_ahead = bd_table;
 	for (i = 0; i < batch->count; i++) {
-		wrong = bd_check(&bd_ahead, &batch->ops[i]);
+		wrong = bd_check(&bd_ahead, &batch->ops[i], sleeps);
 		if (wrong != BD_RIGHT) {
 			batch->error = i;
 			batch->results[i].value = wrong;
@@ -292,19 +461,23 @@ static bool bd_right(struct bd_batch *batch)
 	return true;
 }
 
-static void bd_batch(struct bd_batch *batch)
+/* Whether there is a batch to run. */
+static bool bd_take(struct bd_batch *batch, bool sleeps)
 {
-	u32 i, count;
-
 	if (batch->state != BD_READY)
-		return;
-	if (!bd_right(batch)) {
-		batch->state = BD_REFUSED;
-		return;
-	}
-	count = batch->count;
+		return false;
+	if (bd_right(batch, sleeps))
+		return true;
+	batch->state = BD_REFUSED;
+	return false;
+}
+
+static void bd_batch(struct bd_batch *batch, bool sleeps)
+{
+	u32 i, count = batch->count;
+
 	for (i = 0; i < count; i++) {
-		batch->results[i].value = bd_do(&batch->ops[i]);
+		batch->results[i].value = bd_do(&batch->ops[i], sleeps);
 		batch->results[i].tsc = get_cycles();
 	}
 	batch->error = 0;
@@ -394,21 +567,53 @@ static bool bd_hold(unsigned long *flags)
 }
 #endif
 
+static bool bd_stop(unsigned long *flags)
+{
+	preempt_disable();
+	if (bd_hold(flags))
+		return true;
+	preempt_enable();
+	return false;
+}
+
+static void bd_go_on(unsigned long flags)
+{
+	bd_let_go();
+	local_irq_restore(flags);
+	preempt_enable();
+}
+
 static int bd_run(void)
 {
 	unsigned long flags;
 
-	preempt_disable();
-	if (!bd_hold(&flags)) {
-		preempt_enable();
+	if (!bd_stop(&flags))
 		return -EBUSY;
-	}
 	bd_ring();
-	bd_batch(&buddydiff_batch);
+	if (bd_take(&buddydiff_batch, false))
+		bd_batch(&buddydiff_batch, false);
 	bd_ring();
-	bd_let_go();
-	local_irq_restore(flags);
-	preempt_enable();
+	bd_go_on(flags);
+	return 0;
+}
+
+static int bd_run_sleeping(void)
+{
+	unsigned long flags;
+	bool right;
+
+	if (!bd_stop(&flags))
+		return -EBUSY;
+	bd_ring();
+	right = bd_take(&buddydiff_batch, true);
+	bd_go_on(flags);
+	if (right)
+		bd_batch(&buddydiff_batch, true);
+	/* Results are there, and are not kept back where CPUs cannot be held. */
+	while (!bd_stop(&flags))
+		cond_resched();
+	bd_ring();
+	bd_go_on(flags);
 	return 0;
 }
 
@@ -418,10 +623,14 @@ static void bd_free_all(void)
 	const struct bd_split *split;
 	u8 info;
 
+	if (bd_table.pcp_off)
+		zone_pcp_enable(bd_pcp_zone);
 	for (slot = 0; slot < BD_SLOTS; slot++) {
 		info = bd_table.info[slot];
 		order = info & BD_INFO_ORDER;
-		if (info & BD_INFO_SPLIT) {
+		if (info & BD_INFO_RANGE) {
+			bd_give_range(slot, order);
+		} else if (info & BD_INFO_SPLIT) {
 			split = &bd_table.splits[bd_table.split_of[slot]];
 			for_each_clear_bit(piece, split->freed, 1 << order)
 				__free_pages(bd_slots[slot] + piece, 0);
@@ -448,6 +657,9 @@ static ssize_t bd_write(struct file *file, const char __user *buf, size_t len,
 	switch (byte) {
 	case 'r':
 		error = bd_run();
+		break;
+	case 's':
+		error = bd_run_sleeping();
 		break;
 	case 'q':
 		bd_free_all();

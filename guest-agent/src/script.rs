@@ -287,6 +287,10 @@ pub struct Batches {
     /// Whether every other CPU touches and unmaps memory meanwhile. The driver holds them while a batch runs.
     #[serde(default)]
     pub busy: bool,
+    /// Whether their operations may sleep. Interrupts and other CPUs then go on while a batch runs, and what moves in the
+    /// allocator is not the batch alone.
+    #[serde(default)]
+    pub may_sleep: bool,
 }
 
 /// See [`Step::Checkpoint`]. Written as its name alone, or as a table.

@@ -48,6 +48,8 @@ const FRAME_MAGIC: u32 = u32::from_le_bytes(*b"bdfr");
 pub const DRIVER_PATH: &str = "/proc/buddydiff";
 /// See [`DRIVER_PATH`]: run a batch.
 pub const DRIVER_RUN: u8 = b'r';
+/// See [`DRIVER_PATH`]: run a batch that may sleep.
+pub const DRIVER_RUN_SLEEPING: u8 = b's';
 /// See [`DRIVER_PATH`]: free all that batches hold.
 pub const DRIVER_FREE: u8 = b'q';
 

@@ -15,6 +15,8 @@ pub const OPS_MAX: usize = 16_384;
 pub const SLOTS: u32 = 65_536;
 /// Slots that are split at once, at most.
 pub const SPLITS_MAX: usize = 1024;
+/// Pages that a range has at most.
+pub const RANGE_PAGES_MAX: u64 = 262_144;
 /// The largest order.
 pub const ORDER_MAX: u32 = 10;
 
@@ -51,12 +53,14 @@ pub mod gfp {
     pub const HIGH: u32 = 0x20;
     /// `__GFP_ZERO`.
     pub const ZERO: u32 = 0x100;
-    /// `__GFP_DIRECT_RECLAIM`: refused, for it may sleep.
+    /// `__GFP_DIRECT_RECLAIM`: only in a batch that may sleep, and with `NORETRY` or `RETRY_MAYFAIL`, so that nobody is killed.
     pub const DIRECT_RECLAIM: u32 = 0x400;
     /// `__GFP_KSWAPD_RECLAIM`.
     pub const KSWAPD_RECLAIM: u32 = 0x800;
     /// `__GFP_NOWARN`: without it a failure is a warning on the console.
     pub const NOWARN: u32 = 0x2000;
+    /// `__GFP_RETRY_MAYFAIL`.
+    pub const RETRY_MAYFAIL: u32 = 0x4000;
     /// `__GFP_NORETRY`.
     pub const NORETRY: u32 = 0x1_0000;
     /// `__GFP_MEMALLOC`.
@@ -116,6 +120,49 @@ pub enum Op {
         /// The slot.
         slot: u32,
     },
+    /// Allocates these very pages into an empty slot: `alloc_contig_range()`, in a batch that may sleep. Gives the pfn.
+    ContigAlloc {
+        /// The slot.
+        slot: u32,
+        /// The first pfn.
+        pfn: u64,
+        /// How many.
+        pages: u64,
+        /// See [`gfp`].
+        gfp: u32,
+    },
+    /// Frees such a slot: `free_contig_range()`.
+    ContigFree {
+        /// The slot.
+        slot: u32,
+    },
+    /// Isolates the pageblocks of this range, which the slot stands for: `start_isolate_page_range()`, in a batch that may
+    /// sleep. Gives the pfn.
+    Isolate {
+        /// The slot.
+        slot: u32,
+        /// The first pfn.
+        pfn: u64,
+        /// How many.
+        pages: u64,
+    },
+    /// Undoes that: `undo_isolate_page_range()`.
+    Unisolate {
+        /// The slot.
+        slot: u32,
+    },
+    /// Empties the lists of all CPUs in all zones: `drain_all_pages()`, in a batch that may sleep.
+    DrainAll,
+    /// Disables the per-CPU lists of a zone until they are enabled: `zone_pcp_disable()`, in a batch that may sleep. One zone
+    /// at a time, and sysctls that change the lists' sizes hang meanwhile.
+    PcpDisable {
+        /// The node.
+        node: u32,
+        /// Number of the zone in it.
+        zone: u32,
+    },
+    /// Enables them again: `zone_pcp_enable()`.
+    PcpEnable,
 }
 
 /// An operation as it is in memory: `struct bd_op`.
@@ -129,9 +176,9 @@ pub struct Record {
     pub gfp: u32,
     /// The slot.
     pub slot: u32,
-    /// The node, -1 for any, or the number of the piece.
+    /// The node, -1 for any; the number of the piece; the first pfn of a range.
     pub a: u64,
-    /// Not used.
+    /// Pages of a range; number of a zone.
     pub b: u64,
 }
 
@@ -148,6 +195,17 @@ impl From<Op> for Record {
                 Self { kind: 6, order, slot, a: any(node), ..Self::default() }
             }
             Op::NolockFree { slot } => Self { kind: 7, slot, ..Self::default() },
+            Op::ContigAlloc { slot, pfn, pages, gfp } => {
+                Self { kind: 8, gfp, slot, a: pfn, b: pages, ..Self::default() }
+            }
+            Op::ContigFree { slot } => Self { kind: 9, slot, ..Self::default() },
+            Op::Isolate { slot, pfn, pages } => Self { kind: 10, slot, a: pfn, b: pages, ..Self::default() },
+            Op::Unisolate { slot } => Self { kind: 11, slot, ..Self::default() },
+            Op::DrainAll => Self { kind: 12, ..Self::default() },
+            Op::PcpDisable { node, zone } => {
+                Self { kind: 13, a: node.into(), b: zone.into(), ..Self::default() }
+            }
+            Op::PcpEnable => Self { kind: 14, ..Self::default() },
         }
     }
 }
@@ -166,6 +224,13 @@ impl Record {
             5 => Op::Drain,
             6 => Op::NolockAlloc { slot, order, node: node()? },
             7 => Op::NolockFree { slot },
+            8 => Op::ContigAlloc { slot, pfn: self.a, pages: self.b, gfp },
+            9 => Op::ContigFree { slot },
+            10 => Op::Isolate { slot, pfn: self.a, pages: self.b },
+            11 => Op::Unisolate { slot },
+            12 => Op::DrainAll,
+            13 => Op::PcpDisable { node: u32::try_from(self.a).ok()?, zone: u32::try_from(self.b).ok()? },
+            14 => Op::PcpEnable,
             _ => return None,
         })
     }
@@ -201,7 +266,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 /// What came of an operation: `struct bd_result`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpResult {
-    /// The pfn of an allocation, 0 of anything else; below zero if it was not done, see [`OpResult::value`].
+    /// The pfn of an allocation or a range, 0 of anything else; below zero if it was not done, see [`OpResult::value`].
     pub raw: i64,
     /// The guest's time stamp counter after it.
     pub tsc: u64,
@@ -284,6 +349,24 @@ pub enum Wrong {
     /// More than [`SPLITS_MAX`] slots would be split.
     #[error("more than {SPLITS_MAX} split slots")]
     TooMany,
+    /// It may sleep, and the batch may not.
+    #[error("only in a batch that may sleep")]
+    MustSleep,
+    /// The slot holds a range, or a range of another kind.
+    #[error("the slot holds something else")]
+    OtherSlot,
+    /// Some of the range is no memory, or of another zone.
+    #[error("a range that is not all in one zone, or too large")]
+    Range,
+    /// The zone has no memory.
+    #[error("a zone without memory")]
+    Zone,
+    /// Per-CPU lists are disabled already.
+    #[error("per-CPU lists are disabled already")]
+    PcpOff,
+    /// No per-CPU lists are disabled.
+    #[error("no per-CPU lists are disabled")]
+    PcpOn,
     /// A number that means nothing.
     #[error("reason {0}")]
     Unknown(i64),
@@ -291,7 +374,7 @@ pub enum Wrong {
 
 impl Wrong {
     fn of(number: i64) -> Self {
-        const ALL: [Wrong; 12] = [
+        const ALL: [Wrong; 18] = [
             Wrong::Kind,
             Wrong::Order,
             Wrong::Slot,
@@ -304,6 +387,12 @@ impl Wrong {
             Wrong::Piece,
             Wrong::Compound,
             Wrong::TooMany,
+            Wrong::MustSleep,
+            Wrong::OtherSlot,
+            Wrong::Range,
+            Wrong::Zone,
+            Wrong::PcpOff,
+            Wrong::PcpOn,
         ];
         let index = number.checked_sub(1).and_then(|index| usize::try_from(index).ok());
         index.and_then(|index| ALL.get(index)).copied().unwrap_or(Self::Unknown(number))
@@ -485,8 +574,15 @@ mod tests {
     }
 
     fn any_op() -> impl Strategy<Value = Op> {
-        (1_u32..8, 0..SLOTS, 0..=ORDER_MAX, any::<u32>(), prop::option::of(0_u32..4), 0_u32..1024).prop_map(
+        (1_u32..15, 0..SLOTS, 0..=ORDER_MAX, any::<u32>(), prop::option::of(0_u32..4), 0_u32..1024).prop_map(
             |(kind, slot, order, gfp, node, piece)| match kind {
+                8 => Op::ContigAlloc { slot, pfn: piece.into(), pages: slot.into(), gfp },
+                9 => Op::ContigFree { slot },
+                10 => Op::Isolate { slot, pfn: slot.into(), pages: piece.into() },
+                11 => Op::Unisolate { slot },
+                12 => Op::DrainAll,
+                13 => Op::PcpDisable { node: node.unwrap_or(0), zone: order },
+                14 => Op::PcpEnable,
                 1 => Op::Alloc { slot, order, gfp, node },
                 2 => Op::Free { slot },
                 3 => Op::Split { slot },
@@ -535,9 +631,9 @@ mod tests {
         driver.write(&file, &[Op::Drain, Op::Free { slot: 3 }]).unwrap();
         play(&driver, &file, REFUSED, 1, &[(0, 0), (7, 0)]);
         assert_eq!(driver.read(&file, 2).unwrap(), Answer::Refused { op: 1, wrong: Wrong::Empty });
-        let wrong = [0, 1, 12, 13, i64::MIN].map(Wrong::of);
+        let wrong = [0, 1, 18, 19, i64::MIN].map(Wrong::of);
         let unknown = Wrong::Unknown;
-        assert_eq!(wrong, [unknown(0), Wrong::Kind, Wrong::TooMany, unknown(13), unknown(i64::MIN)]);
+        assert_eq!(wrong, [unknown(0), Wrong::Kind, Wrong::PcpOn, unknown(19), unknown(i64::MIN)]);
     }
 
     #[test]
@@ -582,6 +678,7 @@ mod tests {
         };
         assert_eq!(number("BD_MAGIC"), MAGIC.cast_signed());
         assert_eq!((number("BD_ABI"), number("BD_OPS")), (ABI.into(), OPS_MAX as i64));
+        assert_eq!(number("BD_RANGE_PAGES"), RANGE_PAGES_MAX.cast_signed());
         assert_eq!((number("BD_SLOTS"), number("BD_SPLITS")), (SLOTS.into(), SPLITS_MAX as i64));
         assert_eq!((number("BD_MAX_ORDER"), number("BD_BAD_COUNT")), (ORDER_MAX.into(), BAD_COUNT.into()));
         assert_eq!(["BD_READY", "BD_DONE", "BD_REFUSED"].map(number), [READY, DONE, REFUSED].map(i64::from));
@@ -598,6 +695,12 @@ mod tests {
             ("BD_BAD_PIECE", Wrong::Piece),
             ("BD_COMPOUND", Wrong::Compound),
             ("BD_TOO_MANY", Wrong::TooMany),
+            ("BD_MUST_SLEEP", Wrong::MustSleep),
+            ("BD_OTHER_SLOT", Wrong::OtherSlot),
+            ("BD_BAD_RANGE", Wrong::Range),
+            ("BD_BAD_ZONE", Wrong::Zone),
+            ("BD_PCP_OFF", Wrong::PcpOff),
+            ("BD_PCP_ON", Wrong::PcpOn),
         ];
         for (name, wrong) in wrong {
             assert_eq!(Wrong::of(number(name)), wrong, "{name}");
@@ -611,6 +714,13 @@ mod tests {
             ("BD_DRAIN", Op::Drain),
             ("BD_NOLOCK_ALLOC", Op::NolockAlloc { slot, order: 0, node: None }),
             ("BD_NOLOCK_FREE", Op::NolockFree { slot }),
+            ("BD_CONTIG_ALLOC", Op::ContigAlloc { slot, pfn: 0, pages: 0, gfp: 0 }),
+            ("BD_CONTIG_FREE", Op::ContigFree { slot }),
+            ("BD_ISOLATE", Op::Isolate { slot, pfn: 0, pages: 0 }),
+            ("BD_UNISOLATE", Op::Unisolate { slot }),
+            ("BD_DRAIN_ALL", Op::DrainAll),
+            ("BD_PCP_DISABLE", Op::PcpDisable { node: 0, zone: 0 }),
+            ("BD_PCP_ENABLE", Op::PcpEnable),
         ];
         for (name, op) in kinds {
             assert_eq!(number(name), i64::from(Record::from(op).kind), "{name}");
@@ -621,7 +731,8 @@ mod tests {
         let text = std::fs::read_to_string(format!("{folder}buddydiff.c")).unwrap();
         assert!(text.contains(&format!("BD_BELL_PORT\t{:#x}\n", guest_agent::wire::BELL_PORT)));
         assert!(text.contains(&format!("BD_BELL_RING\t{}\n", guest_agent::wire::BELL_RING)));
-        for command in [guest_agent::wire::DRIVER_RUN, guest_agent::wire::DRIVER_FREE] {
+        use guest_agent::wire::{DRIVER_FREE, DRIVER_RUN, DRIVER_RUN_SLEEPING};
+        for command in [DRIVER_RUN, DRIVER_RUN_SLEEPING, DRIVER_FREE] {
             assert!(text.contains(&format!("case '{}':", char::from(command))));
         }
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use guest_agent::script::Script;
 use host::batch::{Answer, Driver, NotDone, OPS_MAX, Op, Record, Wrong, gfp};
 use host::freeze::violations;
-use host::observe::frozen::{Kernel, Kind, Ram, State};
+use host::observe::frozen::{Kernel, Kind, MigrateType, Ram, State};
 use host::report::inspect;
 use host::run::{BatchBell, Bell, FrozenObserver, Outcome, Phase, Run, RunConfig, RunError, run};
 use host::vm::Machine;
@@ -65,7 +65,7 @@ struct Ran {
     took: Duration,
 }
 
-/// Runs batches as `next` makes them: by number, and knowing what came before.
+/// Runs batches as `next` makes them, knowing what came before and the state as it is.
 struct Player<'a, F> {
     kernel: &'a Kernel,
     driver: Option<Driver>,
@@ -74,7 +74,7 @@ struct Player<'a, F> {
     ran: Vec<Ran>,
 }
 
-impl<F: FnMut(&[Ran]) -> Vec<Record>> FrozenObserver for Player<'_, F> {
+impl<F: FnMut(&[Ran], &State) -> Vec<Record>> FrozenObserver for Player<'_, F> {
     fn look(&mut self, _: &mut dyn Machine, _: Bell<'_>) -> Result<(), RunError> {
         panic!("the script has no frozen checkpoint");
     }
@@ -89,7 +89,7 @@ impl<F: FnMut(&[Ran]) -> Vec<Record>> FrozenObserver for Player<'_, F> {
             .get_or_insert_with(|| Driver::find(self.kernel, &ram, file).expect("there is a driver"));
         match bell.phase {
             Phase::Before => {
-                let records = (self.next)(&self.ran);
+                let records = (self.next)(&self.ran, &state);
                 driver.write_records(file, &records).expect("the batch can be written");
                 self.written = Some((records, state, Instant::now()));
             }
@@ -114,22 +114,28 @@ struct Setting {
 
 const PLAIN: Setting = Setting { cpus: 1, busy: false, guards: false, deterministic: false };
 
+/// Runs so many batches in each step, and says whether they may sleep.
 fn batches(
     subject: &Subject,
     setting: Setting,
-    count: usize,
-    next: impl FnMut(&[Ran]) -> Vec<Record>,
+    steps: &[(usize, bool)],
+    next: impl FnMut(&[Ran], &State) -> Vec<Record>,
 ) -> Vec<Ran> {
     let Setting { cpus, busy, guards, deterministic } = setting;
     let command_line = if guards { "'debug_pagealloc=on', 'debug_guardpage_minorder=1'" } else { "" };
-    let script = format!(
-        "about = 'batches'\nmemory_mib = 512\ncommand_line = [{command_line}]\n[[step]]\nwait_quiet = {{}}\n[[step]]\n\
-         batches = {{ count = {count}, free = true, busy = {busy} }}\n[[step]]\ncheckpoint = 'after'\n"
+    let mut script = format!(
+        "about = 'batches'\nmemory_mib = 512\ncommand_line = [{command_line}]\n[[step]]\nwait_quiet = {{}}\n"
     );
+    for (number, (count, may_sleep)) in steps.iter().enumerate() {
+        let free = number + 1 == steps.len();
+        let settings = format!("count = {count}, free = {free}, busy = {busy}, may_sleep = {may_sleep}");
+        script.push_str(&format!("[[step]]\nbatches = {{ {settings} }}\n"));
+    }
+    script.push_str("[[step]]\ncheckpoint = 'after'\n");
     let mut player = Player { kernel: &subject.kernel, driver: None, next, written: None, ran: Vec::new() };
     let run = subject.run(&script, cpus, deterministic, &mut player);
     assert_eq!(run.outcome, Outcome::Complete { tainted: 0 }, "{:?}", run.console_tail);
-    assert_eq!(player.ran.len(), count);
+    assert_eq!(player.ran.len(), steps.iter().map(|(count, _)| count).sum::<usize>());
     player.ran
 }
 
@@ -298,7 +304,9 @@ fn bad() -> Vec<(Vec<Record>, usize, Wrong)> {
     };
     vec![
         (vec![good, Record { kind: 0, ..good }], 1, Wrong::Kind),
-        (vec![Record { kind: 8, ..good }], 0, Wrong::Kind),
+        (vec![Record { kind: 15, ..good }], 0, Wrong::Kind),
+        (vec![good, Op::DrainAll.into()], 1, Wrong::MustSleep),
+        (vec![Op::ContigAlloc { slot: 8, pfn: 4096, pages: 1, gfp: 0 }.into()], 0, Wrong::MustSleep),
         (vec![alloc(8, 11, 0)], 0, Wrong::Order),
         (vec![alloc(65_536, 0, 0)], 0, Wrong::Slot),
         (vec![free(u32::MAX)], 0, Wrong::Slot),
@@ -334,7 +342,7 @@ fn assert_driver(kernel: &str, flavour: &str, setting: Setting) {
     let mut dice = Dice(setting.cpus.into());
     let good = 12;
     let count = good + 2 + bad.len() + 1;
-    let ran = batches(&subject, setting, count, |ran| match ran.len() {
+    let ran = batches(&subject, setting, &[(count, false)], |ran, _| match ran.len() {
         // Some without a drain, for kernels may drain on their own too.
         number if number < good => mixed(&mut dice, full_after(ran), 400, number % 2 == 0),
         // Whatever is left goes, and then what the bad batches need.
@@ -401,11 +409,114 @@ fn i06_a_deterministic_machine_gives_the_same_pages_at_the_same_instants() {
     let play = || {
         let mut dice = Dice(6);
         let setting = Setting { deterministic: true, ..PLAIN };
-        let ran = batches(&subject, setting, 3, |ran| mixed(&mut dice, full_after(ran), 200, true));
+        let ran =
+            batches(&subject, setting, &[(3, false)], |ran, _| mixed(&mut dice, full_after(ran), 200, true));
         ran.into_iter().map(|ran| (ran.answer, shown(&ran.before), shown(&ran.after))).collect::<Vec<_>>()
     };
     let (first, second) = (play(), play());
     assert!(first == second, "two runs differ");
+}
+
+/// Ranges, isolation, and zones without per-CPU lists, on one kernel.
+fn assert_sleeping(kernel: &str, flavour: &str, cpus: u32) {
+    let subject = Subject::new(kernel, flavour, true);
+    let block = |state: &State| {
+        let zone = state.zones.iter().find(|zone| zone.name == "DMA32").expect("a zone");
+        let pages = state.pageblock_pages();
+        let whole = |pfn: &u64| (*pfn..pfn + pages).all(|pfn| kind(state, pfn) == Some(Kind::Free));
+        let starts = (zone.start.next_multiple_of(pages)..zone.end() - pages).step_by(pages as usize);
+        (starts.filter(whole).last().expect("a free pageblock"), pages, zone.index as u32)
+    };
+    let (contig, isolated, plain, killing) = (0, 1, 2, 3);
+    let sleepy = gfp::NOWARN | gfp::DIRECT_RECLAIM;
+    let alloc = |slot, gfp| Op::Alloc { slot, order: 3, gfp, node: None };
+    let contig_free = Op::ContigFree { slot: contig };
+    let next = |ran: &[Ran], state: &State| {
+        let (pfn, pages, zone) = block(state);
+        let contig_alloc =
+            |pages| Op::ContigAlloc { slot: contig, pfn, pages, gfp: sleepy | gfp::RETRY_MAYFAIL };
+        let isolate = Op::Isolate { slot: isolated, pfn, pages };
+        let disable = Op::PcpDisable { node: 0, zone };
+        let ops: &[Op] = match ran.len() {
+            // One page less than a pageblock: what is cut off goes back.
+            0 => &[contig_alloc(pages - 1), alloc(plain, sleepy | gfp::NORETRY), Op::Drain, Op::DrainAll],
+            1 => &[contig_free, isolate],
+            2 => &[Op::Unisolate { slot: isolated }, disable],
+            // Wrong, one after the other; nothing of these is run.
+            3 => &[disable],
+            4 => &[Op::PcpEnable, Op::PcpEnable],
+            5 => &[Op::PcpDisable { node: 0, zone: 7 }],
+            6 => &[Op::Isolate { slot: isolated, pfn: 0, pages: 1 << 17 }],
+            7 => &[Op::Isolate { slot: isolated, pfn: u64::MAX, pages: 1 }],
+            8 => &[contig_alloc(0)],
+            9 => &[isolate, Op::Free { slot: isolated }],
+            10 => &[isolate, Op::ContigFree { slot: isolated }],
+            11 => &[alloc(killing, sleepy)],
+            12 => &[Op::Unisolate { slot: plain }],
+            // That do not sleep, in a zone without per-CPU lists.
+            13 => &[alloc(killing, gfp::NOWARN), Op::Free { slot: killing }, Op::Free { slot: plain }],
+            // Taken back by the driver, with what is left.
+            _ => &[Op::PcpEnable, disable, isolate],
+        };
+        ops.iter().copied().map(Record::from).collect()
+    };
+    let ran = batches(&subject, Setting { cpus, ..PLAIN }, &[(13, true), (1, false), (1, true)], next);
+    let done = |number: usize| {
+        let Answer::Done(results) = &ran[number].answer else { panic!("{number}: {:?}", ran[number].answer) };
+        assert!(results.iter().all(|result| result.value().is_ok()), "{number}: {results:?}");
+    };
+    [0, 1, 2, 13, 14].into_iter().for_each(done);
+    for (number, ran) in ran.iter().enumerate() {
+        let broken = violations("batch", &ran.after);
+        let mut names: Vec<&str> = broken.iter().map(|broken| broken.invariant).collect();
+        names.dedup();
+        // What we isolated is isolated between batches too, where nobody should.
+        let expected: &[&str] = if [1, 14].contains(&number) { &["I11"] } else { &[] };
+        assert_eq!(names, expected, "{number}: {broken:?}, {:?}", ran.answer);
+    }
+    let (before, after) = (&ran[0].before, &ran[0].after);
+    let (pfn, pages, zone) = block(before);
+    assert!((pfn..pfn + pages - 1).all(|pfn| kind(after, pfn) == Some(Kind::Other)));
+    assert!(is_free(after, pfn + pages - 1));
+    let taken = ran[1].records[1].a;
+    let is_isolated = |state: &State| {
+        let block =
+            state.zones.iter().find_map(|zone| zone.block(taken, state.pageblock_order)).expect("a block");
+        block.isolated || block.kind == MigrateType::Isolate
+    };
+    assert!(!is_isolated(&ran[1].before) && is_isolated(&ran[1].after) && !is_isolated(&ran[2].after));
+    let lists = |state: &State| {
+        let zone = state.zones.iter().find(|known| known.index as u32 == zone).expect("a zone");
+        zone.cpus.iter().map(|cpu| (cpu.pcp.count, cpu.pcp.batch)).collect::<Vec<_>>()
+    };
+    assert_eq!(lists(&ran[2].after), vec![(0, 1); cpus as usize]);
+    assert_eq!(lists(&ran[13].after), vec![(0, 1); cpus as usize]);
+    let refused: Vec<(usize, Wrong)> = ran[3..13]
+        .iter()
+        .map(|ran| match ran.answer {
+            Answer::Refused { op, wrong } => (op, wrong),
+            Answer::Done(_) => panic!("{:?} was run", ran.records),
+        })
+        .collect();
+    let expected = [
+        (0, Wrong::PcpOff),
+        (1, Wrong::PcpOn),
+        (0, Wrong::Zone),
+        (0, Wrong::Range),
+        (0, Wrong::Range),
+        (0, Wrong::Range),
+        (1, Wrong::OtherSlot),
+        (1, Wrong::OtherSlot),
+        (0, Wrong::Gfp),
+        (0, Wrong::OtherSlot),
+    ];
+    assert_eq!(refused, expected);
+}
+
+#[test]
+fn i07_ranges_isolation_and_zones_without_per_cpu_lists() {
+    assert_sleeping("7.2", "smp", 2);
+    assert_sleeping("6.12", "smp", 1);
 }
 
 #[test]
@@ -490,6 +601,7 @@ mod full_matrix {
             for (flavour, cpus) in [("smp", 1), ("smp", 4), ("up", 1)] {
                 let setting = Setting { cpus, ..PLAIN };
                 assert_driver(kernel, flavour, setting);
+                assert_sleeping(kernel, flavour, cpus);
                 if cpus > 1 {
                     assert_driver(kernel, flavour, Setting { busy: true, ..setting });
                 }

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use guest_agent::script::{Batches, PAGE_BYTES};
-use guest_agent::wire::{DRIVER_FREE, DRIVER_PATH, DRIVER_RUN, Message};
+use guest_agent::wire::{DRIVER_FREE, DRIVER_PATH, DRIVER_RUN, DRIVER_RUN_SLEEPING, Message};
 use memmap2::MmapMut;
 use rustix::thread::CpuSet;
 
@@ -65,7 +65,8 @@ impl Driver {
     fn run_all(&self, index: u32, step: &Batches, channel: &mut Channel) -> Result<(), Failure> {
         for batch in 0..step.count.get() {
             channel.send(&Message::Batch { index, batch })?;
-            self.command(DRIVER_RUN).context("run a batch")?;
+            self.command(if step.may_sleep { DRIVER_RUN_SLEEPING } else { DRIVER_RUN })
+                .context("run a batch")?;
         }
         Ok(())
     }
