@@ -175,7 +175,7 @@ impl<'a> Kernels<'a> {
         match (&request.kernel, &request.series, &request.base, &request.patched) {
             (Some(kernel), Some(series), None, None) => self.pair_of_series(kernel, series, flavour, driver),
             (Some(kernel), None, None, None) => {
-                let built = self.published(kernel, flavour, driver)?.built;
+                let built = self.one(kernel, None, flavour, driver)?;
                 let patched = Built { fresh: false, ..built.clone() };
                 Ok(Pair { base: built, patched, no_change: true, present: Vec::new() })
             }
@@ -191,7 +191,7 @@ impl<'a> Kernels<'a> {
         }
     }
 
-    /// One kernel, built, with `series` on top if given (what it holds already stays).
+    /// One kernel, built, with `series` on top if given (what it holds already stays), and our driver in it where asked for.
     ///
     /// # Errors
     /// See [`KernelError`].
@@ -200,13 +200,18 @@ impl<'a> Kernels<'a> {
         spec: &str,
         series: Option<&str>,
         flavour: Flavour,
+        driver: bool,
     ) -> Result<Built, KernelError> {
         match series {
-            None => Ok(self.published(spec, flavour, false)?.built),
+            None => Ok(self.published(spec, flavour, driver)?.built),
             Some(series) => {
                 let (source, series) = (self.source_for_series(spec)?, self.series(series)?);
                 let trees = patch::pair(&self.cache, &self.store, &source.spec, &source.tree, &series)?;
-                Ok(self.build(&patched(&source, flavour, trees.patched, &series))?.built)
+                let mut job = patched(&source, flavour, trees.patched, &series);
+                if driver {
+                    self.add_driver(&mut job)?;
+                }
+                Ok(self.build(&job)?.built)
             }
         }
     }
@@ -255,9 +260,8 @@ impl<'a> Kernels<'a> {
             self.progress
                 .line(&format!("both kernels have what the series asks for: {}", options.join(", ")));
         }
-        let with = patched(&source, flavour, trees.patched, &series);
+        let mut with = patched(&source, flavour, trees.patched, &series);
         let mut without = Job { tree: trees.base, series: Vec::new(), ..with.clone() };
-        let mut with = with;
         if driver {
             self.add_driver(&mut without)?;
             self.add_driver(&mut with)?;

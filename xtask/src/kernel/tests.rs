@@ -101,7 +101,7 @@ impl World {
     }
 
     fn build(&self, spec: &str) -> Result<Built, KernelError> {
-        self.kernels().one(spec, None, Flavour::Smp)
+        self.kernels().one(spec, None, Flavour::Smp, false)
     }
 
     fn build_dir(&self) -> Result<Built, KernelError> {
@@ -184,8 +184,8 @@ fn a_built_kernel_is_found_again_and_an_edit_makes_another() {
 fn flavours_are_builds_of_their_own() {
     let world = World::new();
     let spec = world.spec("dir", "src");
-    let smp = world.kernels().one(&spec, None, Flavour::Smp).unwrap();
-    let up = world.kernels().one(&spec, None, Flavour::Up).unwrap();
+    let smp = world.kernels().one(&spec, None, Flavour::Smp, false).unwrap();
+    let up = world.kernels().one(&spec, None, Flavour::Up, false).unwrap();
     assert!(up.fresh && up.build_id != smp.build_id);
     let config = fs::read_to_string(up.vmlinux.with_file_name("config")).unwrap();
     assert!(config.contains("# CONFIG_SMP is not set"));
@@ -529,7 +529,7 @@ fn two_runs_on_one_cache_build_once() {
                     let progress = Progress::new(false);
                     let kernels =
                         Kernels::open_at(&progress, &world.path("cache"), &world.path("kernels"), false);
-                    kernels.unwrap().one(&spec, None, Flavour::Smp).unwrap()
+                    kernels.unwrap().one(&spec, None, Flavour::Smp, false).unwrap()
                 })
             })
             .collect();
@@ -636,7 +636,7 @@ fn child_that_builds() {
     host::process::catch_interrupts().unwrap();
     let progress = Progress::new(false);
     let kernels = Kernels::open_at(&progress, &folder.join("cache"), &folder.join("kernels"), false).unwrap();
-    let outcome = kernels.one(&format!("dir:{}", folder.join("src").display()), None, Flavour::Smp);
+    let outcome = kernels.one(&format!("dir:{}", folder.join("src").display()), None, Flavour::Smp, false);
     fs::write(folder.join("outcome"), format!("{:?}", outcome.map_err(|error| error.kind()).err())).unwrap();
 }
 

@@ -52,6 +52,9 @@ pub(crate) struct Inspect {
     /// smp has per-CPU page lists; up has none on 7.2 and later and is the quietest kernel there is.
     #[arg(long, value_enum, default_value_t)]
     flavour: Flavour,
+    /// Put the driver into the kernel that runs batches of allocator operations; by itself it does nothing.
+    #[arg(long)]
+    driver: bool,
     /// What runs the guest; auto measures whether KVM is worth using.
     #[arg(long, value_enum, default_value_t)]
     backend: BackendChoice,
@@ -356,7 +359,7 @@ fn booted(progress: &Progress, flags: &Inspect) -> Result<Looked, InspectError> 
     }
     tools::require(&[Work::Run]).map_err(KernelError::from)?;
     let spec = flags.kernel.as_deref().unwrap_or(DEFAULT_KERNEL);
-    let built = Kernels::open(progress)?.one(spec, flags.series.as_deref(), flags.flavour)?;
+    let built = Kernels::open(progress)?.one(spec, flags.series.as_deref(), flags.flavour, flags.driver)?;
     let kernel = load(flags, &built.vmlinux)?;
     let agent = agent::build(progress)?;
     let (backend, why) = choose::choose(flags.backend, flags.deterministic);

@@ -109,10 +109,12 @@ struct Setting {
     cpus: u32,
     busy: bool,
     guards: bool,
+    two_nodes: bool,
     deterministic: bool,
 }
 
-const PLAIN: Setting = Setting { cpus: 1, busy: false, guards: false, deterministic: false };
+const PLAIN: Setting =
+    Setting { cpus: 1, busy: false, guards: false, two_nodes: false, deterministic: false };
 
 /// Runs so many batches in each step, and says whether they may sleep.
 fn batches(
@@ -121,8 +123,10 @@ fn batches(
     steps: &[(usize, bool)],
     next: impl FnMut(&[Ran], &State) -> Vec<Record>,
 ) -> Vec<Ran> {
-    let Setting { cpus, busy, guards, deterministic } = setting;
-    let command_line = if guards { "'debug_pagealloc=on', 'debug_guardpage_minorder=1'" } else { "" };
+    let Setting { cpus, busy, guards, two_nodes, deterministic } = setting;
+    let mut command_line =
+        if guards { "'debug_pagealloc=on', 'debug_guardpage_minorder=1', " } else { "" }.to_owned();
+    command_line.push_str(if two_nodes { "'numa=fake=2'" } else { "" });
     let mut script = format!(
         "about = 'batches'\nmemory_mib = 512\ncommand_line = [{command_line}]\n[[step]]\nwait_quiet = {{}}\n"
     );
@@ -609,6 +613,39 @@ mod full_matrix {
                 if kernel != "7.2" {
                     assert_driver(kernel, flavour, Setting { guards: true, ..setting });
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn i08_the_node_that_is_asked_for() {
+        let subject = Subject::new("7.2", "numa", true);
+        let setting = Setting { two_nodes: true, ..PLAIN };
+        let nodes = [Some(0), Some(1), None];
+        let ran = batches(&subject, setting, &[(2, false)], |_, _| {
+            let mut ops = Vec::new();
+            for (slot, node) in (0..).zip(nodes) {
+                let gfp = gfp::NOWARN | if node.is_some() { gfp::THISNODE } else { 0 };
+                ops.extend([Op::Alloc { slot, order: 2, gfp, node }, Op::Free { slot }]);
+                ops.extend([Op::NolockAlloc { slot, order: 0, node }, Op::NolockFree { slot }]);
+            }
+            ops.into_iter().map(Record::from).collect()
+        });
+        for ran in &ran {
+            follow(ran, &mut Held::new(), true);
+            let Answer::Done(results) = &ran.answer else { panic!("{:?}", ran.answer) };
+            for (record, result) in
+                ran.records.iter().zip(results).filter(|(record, _)| [1, 6].contains(&record.kind))
+            {
+                let pfn = result.value().expect("there is memory");
+                let mut zones = ran.after.zones.iter();
+                let zone = zones.find(|zone| (zone.start..zone.end()).contains(&pfn)).expect("a zone");
+                let any = record.a == u64::MAX;
+                assert!(
+                    any || u64::from(zone.node) == record.a,
+                    "{record:?} gave a page of node {}",
+                    zone.node
+                );
             }
         }
     }
