@@ -682,12 +682,13 @@ static int __init bd_init(void)
 	BUILD_BUG_ON(offsetof(struct bd_batch, ops) != 24);
 	BUILD_BUG_ON(offsetof(struct bd_batch, results) != 24 + 32 * BD_OPS);
 	BUILD_BUG_ON(sizeof(struct bd_batch) != 24 + 48 * BD_OPS);
-	/* gfp_flags() of host/src/batch.rs counts on these. */
+	/* The module gfp of host/src/batch.rs has these. */
 	BUILD_BUG_ON(___GFP_DMA != 0x1 || ___GFP_HIGHMEM != 0x2 || ___GFP_DMA32 != 0x4);
 	BUILD_BUG_ON(___GFP_MOVABLE != 0x8 || ___GFP_RECLAIMABLE != 0x10);
 	BUILD_BUG_ON(___GFP_HIGH != 0x20 || ___GFP_ZERO != 0x100);
 	BUILD_BUG_ON(___GFP_DIRECT_RECLAIM != 0x400 || ___GFP_KSWAPD_RECLAIM != 0x800);
-	BUILD_BUG_ON(___GFP_NOWARN != 0x2000 || ___GFP_NORETRY != 0x10000);
+	BUILD_BUG_ON(___GFP_NOWARN != 0x2000 || ___GFP_RETRY_MAYFAIL != 0x4000);
+	BUILD_BUG_ON(___GFP_NORETRY != 0x10000);
 	BUILD_BUG_ON(___GFP_MEMALLOC != 0x20000 || ___GFP_COMP != 0x40000);
 	BUILD_BUG_ON(___GFP_NOMEMALLOC != 0x80000 || ___GFP_THISNODE != 0x200000);
 
