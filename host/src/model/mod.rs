@@ -1,6 +1,6 @@
 //! The reference model: what mm/page_alloc.c does, page by page. It predicts which page an allocation gets.
 //!
-//! No I/O, no clock, no randomness. A [`Model`] is built from a frozen [`State`](crate::observe::frozen::State), replays
+//! No I/O, no clock, no randomness. A [`Model`] is built from a frozen [`State`], replays
 //! operations, and is held against a later frozen state by [`Model::differences`]. What a kernel does differently from
 //! another is in [`Semantics`], named after what changed.
 //!

@@ -4,7 +4,7 @@
 //! no memory map, so it is outside the guest's RAM and still at a known address.
 //!
 //! The doorbell is the port of a pvpanic device: a guest that says there that it panics is made to stand still. Where it
-//! must repeat to the byte it is another device, see [`super::gate`]. QEMU opens RAM by its path below our `/proc`, so
+//! must repeat to the byte it is another device, see `gate.rs`. QEMU opens RAM by its path below our `/proc`, so
 //! that no descriptor is inherited, and no disk and no /dev/shm limits it.
 
 use std::fs::{self, File, OpenOptions};
@@ -98,9 +98,17 @@ impl Qemu {
         arguments
     }
 
-    /// What a machine needs besides that nobody looks at.
-    fn left_alone(config: &MachineConfig) -> [&'static str; 2] {
-        if config.deterministic { ["-chardev", "null,id=bell"] } else { ["-action", "panic=none"] }
+    /// What a machine needs besides that nobody looks at: no doorbell stops it. RAM is of the same kind, which is given
+    /// page by page: a guest may have more of it than the host.
+    fn left_alone(config: &MachineConfig) -> Vec<String> {
+        let ram = format!("memory-backend-memfd,id=ram,size={}M", config.memory_mib);
+        let bell =
+            if config.deterministic { ["-chardev", "null,id=bell"] } else { ["-action", "panic=none"] };
+        ["-object", &ram, "-machine", "memory-backend=ram"]
+            .into_iter()
+            .chain(bell)
+            .map(str::to_owned)
+            .collect()
     }
 
     /// What a machine needs besides whose RAM and doorbell are ours.
