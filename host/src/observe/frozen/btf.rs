@@ -280,7 +280,7 @@ pub(super) fn string(strings: &[u8], offset: u32) -> &[u8] {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Kernel, fake};
+    use super::super::{State, fake};
     use super::*;
 
     #[test]
@@ -320,12 +320,15 @@ mod tests {
 
     #[test]
     fn no_altered_byte_makes_it_panic() {
-        let whole = fake::btf();
-        for at in 0..whole.len() {
-            for flip in [0x01, 0x80, 0xff] {
-                let mut bytes = whole.clone();
+        let image = fake::image(16);
+        let ram = image.ram().expect("RAM");
+        for at in 0..image.btf().len() {
+            for flip in [0x10, 0xff] {
+                let mut bytes = image.btf().to_vec();
                 bytes[at] ^= flip;
-                let _ = Kernel::from_parts(&bytes, HashMap::new(), None);
+                if let Ok(kernel) = image.kernel(Some(&bytes)) {
+                    let _ = State::read(&kernel, &ram);
+                }
             }
         }
     }

@@ -21,6 +21,7 @@ use super::kernel::{Kernel, Symbol};
 use super::memmap::SECTION_PAGES;
 use super::plant::Pen;
 use super::ram::Ram;
+use super::small::SmallImage;
 use super::space::KERNEL_MAP;
 
 /// Where struct pages are mapped.
@@ -115,6 +116,16 @@ pub fn ram(kernel: &Kernel, mib: u64) -> Ram {
             ram
         }
         Err(error) => panic!("{mib} MiB of fake RAM: {error}"),
+    }
+}
+
+/// Both, as a small image.
+#[must_use]
+pub fn image(mib: u64) -> SmallImage {
+    let kernel = kernel();
+    match SmallImage::of(&kernel, btf(), &ram(&kernel, mib)) {
+        Ok(image) => image,
+        Err(error) => panic!("the fake image: {error}"),
     }
 }
 
@@ -589,7 +600,7 @@ impl Types {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{MigrateType, State};
+    use super::super::{MigrateType, ReadError, State, locks_held};
     use super::*;
     use crate::check::frozen::check;
 
@@ -622,5 +633,32 @@ mod tests {
         let cma = state.type_number(MigrateType::Cma).expect("CMA");
         assert_eq!(normal.areas[10].lists[cma].pfns, [2048]);
         assert_eq!(normal.block(2048, BLOCK_ORDER).map(|block| block.kind), Some(MigrateType::Cma));
+    }
+    /// Each copy of a zone takes two bytes for each of its pages.
+    #[test]
+    fn a_node_that_is_there_many_times_is_refused() {
+        let (mut kernel, ram) = (kernel(), image(16).ram().expect("RAM"));
+        let array = 7 * PAGE;
+        kernel.symbols.insert("node_data".into(), Symbol { address: KERNEL_MAP + array, bytes: 64 * 8 });
+        (0..64).for_each(|index| Pen::new(&ram).u64(array + index * 8, KERNEL_MAP + NODE));
+        let error = State::read(&kernel, &ram).err();
+        assert!(
+            matches!(error, Some(ReadError::Unreadable { what, .. }) if what.starts_with("zones")),
+            "{error:?}"
+        );
+    }
+
+    #[test]
+    fn symbols_of_any_address_and_size_do_not_panic() {
+        let ram = image(16).ram().expect("RAM");
+        let names: Vec<String> = kernel().symbols.into_keys().chain(["node_data".into()]).collect();
+        for name in &names {
+            for (address, bytes) in [(u64::MAX, u64::MAX), (0, 0), (KERNEL_MAP, u64::MAX), (u64::MAX - 7, 8)]
+            {
+                let mut kernel = kernel();
+                kernel.symbols.insert(name.clone(), Symbol { address, bytes });
+                let _ = (State::read(&kernel, &ram), locks_held(&kernel, &ram));
+            }
+        }
     }
 }

@@ -587,6 +587,14 @@ fn section_layout(btf: &Btf) -> Result<SectionLayout, ImageError> {
     let count = bits.get("__NR_PAGEBLOCK_BITS").or_else(|| bits.get("NR_PAGEBLOCK_BITS"));
     let count = count.and_then(|count| u32::try_from(count).ok()?.checked_next_power_of_two());
     let block_bits = count.filter(|count| matches!(count, 4 | 8));
+    let block_bits =
+        block_bits.ok_or_else(|| ImageError::Unsupported("the number of bits of a pageblock".into()))?;
+    let bit = |name: &str| match bits.bit(name) {
+        Ok(bit) if bit >= block_bits => {
+            Err(ImageError::Unsupported(format!("{name} is no bit of a pageblock")))
+        }
+        found => found,
+    };
     let bytes = btf.size("mem_section")? as u64;
     if !bytes.is_power_of_two() || bytes > 4096 {
         return Err(ImageError::Unsupported(format!("struct mem_section has {bytes} bytes")));
@@ -596,9 +604,8 @@ fn section_layout(btf: &Btf) -> Result<SectionLayout, ImageError> {
         mem_map: btf.field("mem_section", "section_mem_map")?.offset,
         usage: btf.field("mem_section", "usage")?.offset,
         pageblock_flags: btf.field("mem_section_usage", "pageblock_flags")?.offset,
-        block_bits: block_bits
-            .ok_or_else(|| ImageError::Unsupported("the number of bits of a pageblock".into()))?,
-        skip_bit: bits.bit("PB_compact_skip").or_else(|_| bits.bit("PB_migrate_skip"))?,
-        isolate_bit: bits.bit("PB_migrate_isolate").ok(),
+        block_bits,
+        skip_bit: bit("PB_compact_skip").or_else(|_| bit("PB_migrate_skip"))?,
+        isolate_bit: bit("PB_migrate_isolate").ok(),
     })
 }

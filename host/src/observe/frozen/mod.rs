@@ -39,6 +39,8 @@ const PAGE_SHIFT: u32 = 12;
 const CPUS_MAX: usize = 512;
 /// Nodes that are read at most.
 const NODES_MAX: usize = 64;
+/// All zones together span at most this many times RAM.
+const SPANS_MAX: u64 = 4;
 /// Kinds and places of anomalies that one zone keeps; the rest is only counted.
 const ANOMALIES_MAX: usize = 4096;
 
@@ -363,11 +365,17 @@ impl State {
         let map = MemMap::read(kernel, space)?;
         let nodes = nodes(kernel, space)?;
         let cpus = Cpus::read(kernel, space)?;
-        let mut zones = Vec::new();
+        let (mut zones, mut spanned) = (Vec::new(), 0);
         for node in nodes {
             for index in 0..kernel.zones {
                 let address = zone_at(kernel, node, index);
-                zones.extend(Zone::read(kernel, space, &map, &cpus, node, index, address)?);
+                let zone = Zone::read(kernel, space, &map, &cpus, node, index, address)?;
+                spanned += zone.as_ref().map_or(0, |zone| zone.spanned);
+                // Zones of several nodes may overlap, but a guest could make hundreds out of one.
+                if spanned > SPANS_MAX * map.end() {
+                    return Err(ReadError::Unreadable { what: "zones: they span more than RAM", address });
+                }
+                zones.extend(zone);
             }
         }
         let events = Events::read(kernel, space, &cpus);
@@ -475,7 +483,7 @@ fn nodes(kernel: &Kernel, space: &Space<'_>) -> Result<Vec<u64>, ReadError> {
         let mut nodes = Vec::new();
         for index in 0..(data.bytes / 8).min(NODES_MAX as u64) {
             let unreadable = ReadError::Unreadable { what: "node_data", address: data.address };
-            let node = space.u64(data.address + index * 8).ok_or(unreadable)?;
+            let node = space.u64(data.address.wrapping_add(index * 8)).ok_or(unreadable)?;
             // Nodes without memory may have an entry.
             if node != 0 && space.u64(node.wrapping_add(kernel.node.spanned as u64)).unwrap_or(0) != 0 {
                 nodes.push(node);
@@ -521,7 +529,7 @@ impl Cpus {
             |mask: &[u64], cpu: usize| mask.get(cpu / 64).is_some_and(|word| word >> (cpu % 64) & 1 == 1);
         let mut list = Vec::new();
         for cpu in (0..CPUS_MAX.min((offsets.bytes / 8) as usize)).filter(|cpu| has(&possible, *cpu)) {
-            let address = offsets.address + cpu as u64 * 8;
+            let address = offsets.address.wrapping_add(cpu as u64 * 8);
             let unreadable = ReadError::Unreadable { what: "__per_cpu_offset", address };
             list.push((cpu, has(&online, cpu), space.u64(address).ok_or(unreadable)?));
         }

@@ -21,7 +21,7 @@ impl ZoneBits {
     /// section is there only without a virtual memory map. Derived, and held against the first pages of free lists.
     pub(super) fn derive(kernel: &Kernel, map: &MemMap<'_>, zones: &[Zone]) -> Result<Self, ReadError> {
         let zone_width = (kernel.zones as u64).next_power_of_two().trailing_zeros();
-        let nodes = kernel.symbol("node_data").map_or(1, |data| (data.bytes / 8).max(1));
+        let nodes = kernel.symbol("node_data").map_or(1, |data| (data.bytes / 8).clamp(1, 1024));
         let node_width = nodes.next_power_of_two().trailing_zeros();
         let candidates = [0_u32, 19, 25].map(|section_width| {
             let node_shift = 64 - section_width - node_width;

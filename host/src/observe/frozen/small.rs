@@ -1,7 +1,7 @@
 //! Small images: of a guest's RAM only the pages that the reader looks at, with what it needs of the kernel. A guest of
 //! 64 MiB comes down to about 3 MiB, and neither its vmlinux nor the rest of its RAM has to be kept.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -50,17 +50,19 @@ impl SmallImage {
     pub fn take(vmlinux: &Path, ram: &Ram) -> Result<Self, SmallError> {
         let parts = Parts::read(vmlinux, &[])?;
         let kernel = parts.kernel()?;
-        let symbols = parts.symbols.iter();
         let RamLayout { low_bytes, all_bytes } = ram.layout();
-        let image = Self {
-            symbols: symbols.map(|(name, at)| (name.clone(), at.address, at.bytes)).collect(),
-            btf: parts.btf,
-            notes: parts.notes,
-            low_bytes,
-            all_bytes,
-            pages: Vec::new(),
-        };
+        let symbols = numbers(&parts.symbols);
+        let (btf, notes) = (parts.btf, parts.notes);
+        let image = Self { symbols, btf, notes, low_bytes, all_bytes, pages: Vec::new() };
         Ok(image.with_pages(&kernel, ram)?)
+    }
+
+    /// Of a kernel and RAM that come from no guest.
+    #[cfg(any(test, feature = "test-support"))]
+    pub(super) fn of(kernel: &Kernel, btf: Vec<u8>, ram: &Ram) -> Result<Self, ReadError> {
+        let RamLayout { low_bytes, all_bytes } = ram.layout();
+        let (symbols, notes) = (numbers(&kernel.symbols), kernel.notes.clone());
+        Self { symbols, btf, notes, low_bytes, all_bytes, pages: Vec::new() }.with_pages(kernel, ram)
     }
 
     fn with_pages(self, kernel: &Kernel, ram: &Ram) -> Result<Self, ReadError> {
@@ -94,6 +96,11 @@ impl SmallImage {
     #[must_use]
     pub fn btf(&self) -> &[u8] {
         &self.btf
+    }
+
+    /// Numbers of the pages of RAM that it has.
+    pub fn pages(&self) -> impl Iterator<Item = u64> {
+        self.pages.iter().map(|(page, _)| *page)
     }
 
     /// Its kernel, by other type information where there is some.
@@ -130,6 +137,10 @@ impl SmallImage {
     }
 }
 
+fn numbers(symbols: &HashMap<String, Symbol>) -> Vec<(String, u64, u64)> {
+    symbols.iter().map(|(name, at)| (name.clone(), at.address, at.bytes)).collect()
+}
+
 /// Numbers of the pages of RAM that reading takes.
 fn pages_read(kernel: &Kernel, ram: &Ram) -> Result<BTreeSet<u64>, ReadError> {
     let space = space(kernel, ram)?;
@@ -154,15 +165,7 @@ mod tests {
     fn a_small_image_reads_as_the_whole_one_does() {
         let kernel = fake::kernel();
         let ram = fake::ram(&kernel, 16);
-        let small = SmallImage {
-            btf: fake::btf(),
-            symbols: kernel.symbols.iter().map(|(name, at)| (name.clone(), at.address, at.bytes)).collect(),
-            notes: kernel.notes.clone(),
-            low_bytes: 16 << 20,
-            all_bytes: 16 << 20,
-            pages: Vec::new(),
-        };
-        let small = small.with_pages(&kernel, &ram).expect("it can be read");
+        let small = fake::image(16);
         // Page tables; variables, node, sections, two per-CPU areas; struct pages. Nothing that the allocator gave away.
         assert_eq!(small.pages.len(), 6 + 7 + 64);
         let small = SmallImage::from_bytes(&small.to_bytes().expect("bytes")).expect("an image");

@@ -65,7 +65,7 @@ impl<'a> Space<'a> {
         for level in (1..=self.levels).rev() {
             let shift = 12 + 9 * (level - 1);
             let index = (address >> shift) & 511;
-            let entry = self.ram.word(table + index * 8)?;
+            let entry = self.ram.word(table.wrapping_add(index * 8))?;
             self.see(table);
             if entry & PRESENT == 0 {
                 return None;
