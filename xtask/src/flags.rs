@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
+use crate::verbs::bench::BenchVerb;
 use crate::verbs::ci::Ci;
 use crate::verbs::inspect::Inspect;
 use crate::verbs::kernel::KernelVerb;
@@ -33,6 +34,9 @@ pub(crate) enum Verb {
     /// Fetch, build, list and prune kernels.
     #[command(subcommand)]
     Kernel(KernelVerb),
+    /// Measure how long our own work takes, as ratios within one run.
+    #[command(subcommand)]
+    Bench(BenchVerb),
     /// Run the whole test suite, real kernels included.
     Ci(Ci),
     /// Build the guest agent and print where it is.

@@ -16,6 +16,10 @@ use flags::{Flags, Verb};
 use kernel::Kind;
 use progress::Progress;
 
+/// Counts what is allocated, for `bench`; it costs a few instructions each time.
+#[global_allocator]
+static PEAK: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;
+
 fn main() -> ExitCode {
     let flags = Flags::parse();
     let progress = Progress::new(flags.verbose);
@@ -33,6 +37,10 @@ fn main() -> ExitCode {
         Verb::Inspect(flags) => verbs::inspect::run(&progress, flags)
             .unwrap_or_else(|error| failed(error.to_string(), error.kind())),
         Verb::Kernel(verb) => match verbs::kernel::run(&progress, verb) {
+            Ok(()) => 0,
+            Err(error) => failed(error.to_string(), error.kind()),
+        },
+        Verb::Bench(verb) => match verbs::bench::run(&progress, verb) {
             Ok(()) => 0,
             Err(error) => failed(error.to_string(), error.kind()),
         },

@@ -358,6 +358,17 @@ fn f01_each_fault_planted_in_a_real_image_is_found_and_nothing_else() {
     assert_plants("6.12");
 }
 
+#[test]
+fn h04_reading_a_guest_takes_at_most_four_bytes_a_page() {
+    let output = xtask(&["bench", "frozen", "--gib", "1,2", "--rounds", "1", "--json", "-"]);
+    assert!(output.status.success());
+    let figures: Value = serde_json::from_slice(&output.stdout).expect("stdout is one JSON document");
+    for guest in figures.as_array().expect("a list") {
+        assert!(guest["peak_bytes_a_page"].as_f64().expect("a number") <= 4.0, "{guest}");
+        assert_eq!(guest["violations"], 0, "{guest}");
+    }
+}
+
 #[cfg(feature = "full-matrix")]
 mod full_matrix {
     use super::*;

@@ -1,5 +1,6 @@
 //! One file a verb.
 
+pub(crate) mod bench;
 pub(crate) mod ci;
 pub(crate) mod inspect;
 pub(crate) mod kernel;

@@ -450,6 +450,26 @@ pub fn locks_held(kernel: &Kernel, ram: &Ram) -> Result<Vec<String>, ReadError> 
     Ok(held)
 }
 
+/// Reads every word of every struct page once: how many struct pages there are, and the sum of their words. What reading a
+/// state is measured against.
+///
+/// # Errors
+/// See [`ReadError`].
+pub fn struct_pages_sum(kernel: &Kernel, ram: &Ram) -> Result<(u64, u64), ReadError> {
+    use std::sync::atomic::Ordering;
+    let space = space(kernel, ram)?;
+    let map = MemMap::read(kernel, &space)?;
+    let (mut count, mut sum) = (0, 0_u64);
+    for pfn in (0..map.end()).step_by(64) {
+        let Some(frame) = map.frame(pfn) else { continue };
+        count += 64;
+        for word in frame.iter().flatten() {
+            sum = sum.wrapping_add(word.load(Ordering::Relaxed));
+        }
+    }
+    Ok((count, sum))
+}
+
 /// The kernel's address space, once it is certain that this kernel runs there.
 fn space<'a>(kernel: &Kernel, ram: &'a Ram) -> Result<Space<'a>, ReadError> {
     let symbol = |name: &str| kernel.symbol(name).ok_or_else(|| ReadError::Symbol(name.to_owned()));
