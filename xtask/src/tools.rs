@@ -19,6 +19,8 @@ pub(crate) enum Work {
     Build,
     /// Running guests.
     Run,
+    /// Fuzzing our own parsers.
+    Fuzz,
 }
 
 struct Tool {
@@ -56,6 +58,8 @@ const TOOLS: &[Tool] = &[
     // Second builds after a wiped work tree take a fraction of the time with it; nothing else depends on it.
     Tool { name: "ccache", package: "ccache", work: Work::Build, needed: false },
     tool("qemu-system-x86_64", "qemu-system-x86", Work::Run),
+    // libFuzzer is C++.
+    tool("g++", "g++", Work::Fuzz),
 ];
 
 /// Tools that are not there.

@@ -336,6 +336,9 @@ fn assert_plants(kernel: &str) {
     let file = std::fs::File::open(&path).expect("RAM was saved");
     let ram = Ram::map(&file, about.layout()).expect("it can be mapped");
     let small = SmallImage::take(&folder.path().join("vmlinux"), &ram).expect("it can be made small");
+    // The fuzzers take it from there, see `cargo xtask ci`.
+    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("small-{kernel}.image"));
+    std::fs::write(kept, small.to_bytes().expect("bytes")).expect("a file is written");
     let ram = small.ram().expect("RAM in our own memory");
     let outcomes = plant_each(&small.kernel(None).expect("the kernel"), &ram).expect("it can be read");
     let wrong: Vec<&Outcome> = outcomes.iter().filter(|outcome| !outcome.is_right()).collect();
