@@ -3,6 +3,7 @@
 pub mod batch;
 pub mod check;
 pub mod freeze;
+pub mod fuzz;
 pub mod image;
 pub mod initramfs;
 pub mod model;

@@ -4,6 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::verbs::bench::BenchVerb;
 use crate::verbs::ci::Ci;
+use crate::verbs::fuzz::Fuzz;
 use crate::verbs::inspect::Inspect;
 use crate::verbs::kernel::KernelVerb;
 use crate::verbs::test_kernel::TestKernel;
@@ -34,6 +35,10 @@ pub(crate) enum Verb {
     /// Fetch, build, list and prune kernels.
     #[command(subcommand)]
     Kernel(KernelVerb),
+    /// Run random batches of allocator operations on a real kernel, and hold each to the model page by page.
+    ///
+    /// Exit codes: 0 model and kernel agree, 1 they do not or the guest failed, 2 usage, 125 no verdict, 130 interrupted.
+    Fuzz(Box<Fuzz>),
     /// Measure how long our own work takes, as ratios within one run.
     #[command(subcommand)]
     Bench(BenchVerb),

@@ -40,6 +40,9 @@ fn main() -> ExitCode {
             Ok(()) => 0,
             Err(error) => failed(error.to_string(), error.kind()),
         },
+        Verb::Fuzz(flags) => {
+            verbs::fuzz::run(&progress, flags).unwrap_or_else(|error| failed(error.to_string(), error.kind()))
+        }
         Verb::Bench(verb) => match verbs::bench::run(&progress, verb) {
             Ok(()) => 0,
             Err(error) => failed(error.to_string(), error.kind()),

@@ -1,0 +1,261 @@
+//! Random batches on a real kernel, each predicted by the model page by page, and the state after it to the last link.
+//!
+//! The model starts anew from the frozen state before each batch, so one divergence does not make the next.
+
+use serde::Serialize;
+
+use crate::batch::{self, Answer, Driver, OpResult};
+use crate::model::{Difference, Model, Request, Reserve, Semantics};
+use crate::observe::frozen::{Kernel, Ram, State};
+use crate::replay::{self, Generator, Op, Slots};
+use crate::run::{BatchBell, Bell, FrozenObserver, Phase, RunError};
+use crate::vm::Machine;
+
+/// Divergences that are kept; the rest is only counted.
+const KEPT: usize = 5;
+/// Operations before one that diverges that are shown with it.
+const LED: usize = 5;
+/// Of the free pages at the start, how many a batch may hold, in percent: the guest has to live on.
+const SHARE: u64 = 50;
+
+/// What a run of batches gave.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Fuzzed {
+    /// Batches that were compared.
+    pub batches: u64,
+    /// Operations that were compared.
+    pub operations: u64,
+    /// Of those, allocations that the kernel refused, as predicted.
+    pub failures: u64,
+    /// Batches that diverged.
+    pub diverged: u64,
+    /// The first of them.
+    pub divergences: Vec<Divergence>,
+    /// Why the run could not go on, where it could not.
+    pub no_verdict: Option<String>,
+    /// Time that the host spent on predicting and comparing, in seconds.
+    pub host_s: f64,
+}
+
+/// Where kernel and model part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Divergence {
+    /// Number of the batch, from 0.
+    pub batch: u64,
+    /// Number of the operation in it, from 0; none where only the state afterwards differs.
+    pub operation: Option<usize>,
+    /// The operation and a few before it.
+    pub operations: Vec<String>,
+    /// What the model says.
+    pub model: String,
+    /// What the kernel did.
+    pub kernel: String,
+    /// What differs in the state afterwards.
+    pub state: Vec<String>,
+}
+
+/// Makes batches, predicts them, compares.
+pub struct Fuzzer<'a> {
+    kernel: &'a Kernel,
+    semantics: Semantics,
+    seed: u64,
+    per_batch: usize,
+    left: u64,
+    generator: Option<Generator>,
+    slots: Slots,
+    driver: Option<Driver>,
+    pending: Option<(Model, Vec<Op>)>,
+    /// What came of it.
+    pub result: Fuzzed,
+}
+
+impl<'a> Fuzzer<'a> {
+    /// For one guest: `operations` in all, in batches of at most `per_batch`.
+    #[must_use]
+    pub fn new(
+        kernel: &'a Kernel,
+        semantics: Semantics,
+        seed: u64,
+        operations: u64,
+        per_batch: usize,
+    ) -> Self {
+        Self {
+            kernel,
+            semantics,
+            seed,
+            per_batch,
+            left: operations,
+            generator: None,
+            slots: Slots::default(),
+            driver: None,
+            pending: None,
+            result: Fuzzed::default(),
+        }
+    }
+
+    /// Reads the state, makes a batch and the model that predicts it. None where the run cannot go on, or is done.
+    fn prepare(&mut self, ram: &Ram) -> Option<Vec<Op>> {
+        if self.result.no_verdict.is_some() || self.left == 0 {
+            return None;
+        }
+        let model = State::read(self.kernel, ram).map_err(|error| error.to_string()).and_then(|state| {
+            let free: u64 = state.zones.iter().map(|zone| zone.listed_pages(|_| true)).sum();
+            let generator = || Generator::new(self.seed, batch::SLOTS, free * SHARE / 100);
+            self.generator.get_or_insert_with(generator);
+            Model::new(&state, self.semantics).map_err(|error| error.to_string())
+        });
+        let model = match model {
+            Ok(model) => model,
+            Err(why) => {
+                self.result.no_verdict = Some(why);
+                return None;
+            }
+        };
+        let count = self.per_batch.min(usize::try_from(self.left).unwrap_or(self.per_batch));
+        let ops = self.generator.as_mut()?.batch(&self.slots, count);
+        self.pending = Some((model, ops.clone()));
+        Some(ops)
+    }
+
+    /// Replays the batch and compares.
+    fn compare(&mut self, ram: &Ram, answer: Result<Answer, String>) {
+        let Some((mut model, ops)) = self.pending.take() else { return };
+        let results: Vec<OpResult> = match answer {
+            Ok(Answer::Done(results)) => results,
+            Ok(Answer::Refused { op, wrong }) => {
+                self.result.no_verdict =
+                    Some(format!("the driver refused operation {op}: {wrong}: {:?}", ops.get(op)));
+                return;
+            }
+            Err(why) => {
+                self.result.no_verdict = Some(why);
+                return;
+            }
+        };
+        self.left -= ops.len() as u64;
+        let number = self.result.batches;
+        self.result.batches += 1;
+        let mut divergence = None;
+        for (index, (op, result)) in ops.iter().zip(&results).enumerate() {
+            let found = result.value().ok().filter(|_| matches!(op, Op::Alloc { .. }));
+            if divergence.is_none() {
+                let expected = replay::apply(&mut model, &self.slots, *op);
+                self.result.operations += 1;
+                if expected != found {
+                    let from = index.saturating_sub(LED);
+                    divergence = Some(Divergence {
+                        batch: number,
+                        operation: Some(index),
+                        operations: ops[from..=index].iter().map(|op| format!("{op:?}")).collect(),
+                        model: pfn(expected),
+                        kernel: pfn(found),
+                        state: Vec::new(),
+                    });
+                } else if matches!(op, Op::Alloc { .. }) && found.is_none() {
+                    self.result.failures += 1;
+                }
+            }
+            // What is held is what the kernel says, whatever the model thinks of it.
+            self.slots.note(*op, found);
+        }
+        if divergence.is_none() {
+            match State::read(self.kernel, ram) {
+                Ok(state) => {
+                    let apart = model.differences(&state);
+                    if !apart.is_empty() {
+                        divergence = Some(Divergence {
+                            batch: number,
+                            operation: None,
+                            operations: Vec::new(),
+                            model: "the state afterwards".into(),
+                            kernel: "another".into(),
+                            state: apart.iter().map(shown).collect(),
+                        });
+                    }
+                }
+                Err(error) => self.result.no_verdict = Some(error.to_string()),
+            }
+        }
+        if let Some(divergence) = divergence {
+            self.result.diverged += 1;
+            if self.result.divergences.len() < KEPT {
+                self.result.divergences.push(divergence);
+            }
+        }
+    }
+}
+
+fn pfn(page: Option<u64>) -> String {
+    page.map_or_else(|| "no page".to_owned(), |pfn| format!("{pfn:#x}"))
+}
+
+fn shown(difference: &Difference) -> String {
+    let Difference { zone, what, model, kernel } = difference;
+    format!("{zone}, {what}: model {model}; kernel {kernel}")
+}
+
+/// The GFP word of a request: no reclaim of any kind, and no warning.
+#[must_use]
+pub fn gfp(request: Request) -> u32 {
+    let zone = [batch::gfp::DMA, batch::gfp::DMA32].get(request.highest_zone).copied().unwrap_or(0);
+    let list = [0, batch::gfp::MOVABLE, batch::gfp::RECLAIMABLE].get(request.list).copied().unwrap_or(0);
+    let reserve = match request.reserve {
+        Reserve::None => batch::gfp::NOMEMALLOC,
+        Reserve::NonBlock => 0,
+        Reserve::Atomic => batch::gfp::HIGH,
+    };
+    batch::gfp::NOWARN | zone | list | reserve
+}
+
+/// An operation as the driver takes it.
+fn driven(op: Op) -> batch::Op {
+    match op {
+        Op::Alloc { slot, request } => {
+            batch::Op::Alloc { slot, order: request.order, gfp: gfp(request), node: None }
+        }
+        Op::Free { slot } => batch::Op::Free { slot },
+        Op::Split { slot } => batch::Op::Split { slot },
+        Op::FreePiece { slot, piece } => batch::Op::FreePiece { slot, piece },
+        Op::Drain => batch::Op::Drain,
+    }
+}
+
+impl FrozenObserver for Fuzzer<'_> {
+    fn look(&mut self, _: &mut dyn Machine, _: Bell<'_>) -> Result<(), RunError> {
+        Ok(())
+    }
+
+    fn batch(&mut self, machine: &mut dyn Machine, bell: BatchBell) -> Result<(), RunError> {
+        let start = std::time::Instant::now();
+        let (file, layout) = machine.ram();
+        let ram =
+            Ram::map(file, layout).map_err(|source| RunError::Io { doing: "map the guest's RAM", source })?;
+        if self.driver.is_none() && self.result.no_verdict.is_none() {
+            match Driver::find(self.kernel, &ram, file) {
+                Ok(driver) => self.driver = Some(driver),
+                Err(error) => self.result.no_verdict = Some(error.to_string()),
+            }
+        }
+        if let Some(driver) = self.driver.clone() {
+            match bell.phase {
+                Phase::Before => {
+                    if let Some(ops) = self.prepare(&ram) {
+                        let ops: Vec<batch::Op> = ops.into_iter().map(driven).collect();
+                        if let Err(error) = driver.write(file, &ops) {
+                            self.result.no_verdict = Some(error.to_string());
+                            self.pending = None;
+                        }
+                    }
+                }
+                Phase::After => {
+                    if let Some((_, ops)) = &self.pending {
+                        let answer = driver.read(file, ops.len());
+                        self.compare(&ram, answer.map_err(|error| error.to_string()));
+                    }
+                }
+            }
+        }
+        self.result.host_s += start.elapsed().as_secs_f64();
+        Ok(())
+    }
+}

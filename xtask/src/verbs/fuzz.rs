@@ -1,0 +1,289 @@
+//! `cargo xtask fuzz`: random batches of allocator operations on a real kernel, each held to the model page by page.
+
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use guest_agent::script::{Script, ScriptError};
+use host::fuzz::{Fuzzed, Fuzzer};
+use host::model::Semantics;
+use host::observe::frozen::{ImageError, Kernel};
+use host::run::{self, News, Outcome, RunConfig, RunError};
+use host::vm::VmError;
+use host::vm::choose::{self, BackendChoice};
+use serde::Serialize;
+
+use crate::agent::{self, AgentError};
+use crate::kernel::{Flavour, KernelError, Kernels, Kind};
+use crate::progress::{Progress, seconds};
+use crate::tools::{self, Work};
+
+/// Series whose behaviour the model has as a switch.
+const GUARD_ACCOUNTING: &str = "guard-accounting";
+
+/// What to run and how.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Fuzz {
+    /// The kernel: 7.2 or 7.3, or a spec of one of these lines.
+    #[arg(long, value_name = "SPEC", default_value = "7.2")]
+    kernel: String,
+    /// The patches on top.
+    #[arg(long, value_name = "NAME|FILE|DIR")]
+    series: Option<String>,
+    /// up has no per-CPU lists on 7.2 and later.
+    #[arg(long, value_enum, default_value_t = Flavour::Up)]
+    flavour: Flavour,
+    /// Operations in all.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
+    ops: u64,
+    /// Operations of one guest; the next has the next seed.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    ops_a_guest: u64,
+    /// Operations of one batch, after which everything is compared.
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=16384))]
+    batch: u32,
+    /// Seed of the first guest's operations.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Leave guard pages below this order (debug_guardpage_minorder).
+    #[arg(long, value_name = "ORDER", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=5))]
+    guard_order: u32,
+    /// RAM of each guest in MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u32).range(64..=65536))]
+    memory: u32,
+    /// RAM below 4 GiB in MiB; the rest gives the guest a ZONE_NORMAL.
+    #[arg(long, value_name = "MIB")]
+    low_memory: Option<u32>,
+    /// Make two runs of one image equal to the byte.
+    #[arg(long)]
+    deterministic: bool,
+    /// Write the figures as JSON to a file, or to stdout for `-`.
+    #[arg(long, value_name = "-|FILE")]
+    json: Option<PathBuf>,
+    /// Install missing tools through apt.
+    #[arg(long)]
+    install_deps: bool,
+}
+
+/// Why nothing was run.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FuzzError {
+    /// The kernel.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The script that the flags make.
+    #[error(transparent)]
+    Script(#[from] ScriptError),
+    /// The agent.
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    /// The vmlinux does not serve.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The run could not be tried.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// The model does not know such a kernel.
+    #[error(
+        "the model does not know {0}: it knows 7.2 and 7.3, smp and up, with or without {GUARD_ACCOUNTING}"
+    )]
+    Unknown(String),
+    /// The figures cannot be written.
+    #[error("failed to write the figures: {0}")]
+    Write(#[from] io::Error),
+}
+
+impl FuzzError {
+    /// What this failure means for the exit code.
+    pub(crate) fn kind(&self) -> Kind {
+        match self {
+            Self::Kernel(error) => error.kind(),
+            Self::Script(_) | Self::Unknown(_) => Kind::Usage,
+            Self::Agent(AgentError::Interrupted) | Self::Run(RunError::Vm(VmError::Interrupted)) => {
+                Kind::Interrupted
+            }
+            _ => Kind::NoVerdict,
+        }
+    }
+}
+
+/// One guest.
+#[derive(Clone, Debug, Serialize)]
+struct Guest {
+    seed: u64,
+    #[serde(flatten)]
+    fuzzed: Fuzzed,
+    /// How the guest failed.
+    guest_failure: Option<String>,
+    /// Wall time of the guest, in seconds.
+    wall_s: f64,
+    /// Operations a second of it.
+    ops_a_second: f64,
+    /// The share of it that predicting and comparing took.
+    host_share: f64,
+}
+
+/// Runs guests until the operations are done; gives the exit code.
+///
+/// # Errors
+/// See [`FuzzError`].
+pub(crate) fn run(progress: &Progress, flags: &Fuzz) -> Result<u8, FuzzError> {
+    if flags.install_deps {
+        let works = [Work::Source, Work::Packages, Work::Build, Work::Run];
+        tools::install(progress, &works).map_err(KernelError::from)?;
+    }
+    tools::require(&[Work::Run]).map_err(KernelError::from)?;
+    let built = Kernels::open(progress)?.one(&flags.kernel, flags.series.as_deref(), flags.flavour, true)?;
+    let semantics = semantics(flags, &built.release)?;
+    let kernel = Kernel::load(&built.vmlinux)?;
+    let agent = agent::build(progress)?;
+    let (backend, why) = choose::choose(BackendChoice::Auto, flags.deterministic);
+    progress.line(&format!("backend: {} ({why})", backend.name()));
+
+    let mut guests = Vec::new();
+    let mut left = flags.ops;
+    let mut seed = flags.seed;
+    while left > 0 {
+        let ops = left.min(flags.ops_a_guest);
+        left -= ops;
+        let script = script(flags, ops)?;
+        let mut fuzzer = Fuzzer::new(&kernel, semantics, seed, ops, flags.batch as usize);
+        let config = RunConfig {
+            vmlinux: &built.vmlinux,
+            agent: &agent,
+            script_name: "fuzz",
+            script: &script,
+            memory_mib: None,
+            cpus: 1,
+            deterministic: flags.deterministic,
+            seed: 1,
+            boot_limit: Duration::from_secs(120),
+            keep: None,
+        };
+        let task = progress.task(&format!("{} {}, seed {seed}", built.release, built.flavour));
+        let start = Instant::now();
+        let run = run::run(backend.as_ref(), &config, Some(&mut fuzzer), &mut |news| match news {
+            News::Command(command) => progress.command(command),
+            News::Does(what) => task.say(what),
+        })?;
+        let wall_s = start.elapsed().as_secs_f64();
+        let mut fuzzed = fuzzer.result;
+        let guest_failure = match run.outcome {
+            Outcome::Complete { .. } => None,
+            Outcome::GuestFailure(failure) => Some(failure.to_string()),
+            Outcome::NoVerdict(why) => {
+                fuzzed.no_verdict.get_or_insert(why.to_string());
+                None
+            }
+        };
+        let guest = Guest {
+            seed,
+            ops_a_second: fuzzed.operations as f64 / wall_s,
+            host_share: fuzzed.host_s / wall_s,
+            fuzzed,
+            guest_failure,
+            wall_s,
+        };
+        task.done(&line(&guest));
+        for text in findings(&guest) {
+            progress.line(&text);
+        }
+        guests.push(guest);
+        seed += 1;
+    }
+    let sum = |of: fn(&Guest) -> u64| guests.iter().map(of).sum::<u64>();
+    let diverged = sum(|guest| guest.fuzzed.diverged);
+    progress.line(&format!(
+        "{} {}: {} operations in {} batches compared, {} refused as predicted, {diverged} batches diverge, {}",
+        built.release,
+        built.flavour,
+        sum(|guest| guest.fuzzed.operations),
+        sum(|guest| guest.fuzzed.batches),
+        sum(|guest| guest.fuzzed.failures),
+        seconds(Duration::from_secs_f64(guests.iter().map(|guest| guest.wall_s).sum()))
+    ));
+    if let Some(path) = &flags.json {
+        let to_stdout = path.as_os_str() == "-";
+        let output: Box<dyn io::Write> =
+            if to_stdout { Box::new(io::stdout().lock()) } else { Box::new(File::create(path)?) };
+        let json = serde_json::json!({ "schema": 1, "release": built.release, "build_id": built.build_id, "guests": guests });
+        serde_json::to_writer_pretty(output, &json).map_err(io::Error::from)?;
+        if to_stdout {
+            println!();
+        }
+    }
+    let failed = guests.iter().any(|guest| guest.guest_failure.is_some());
+    let undecided = guests.iter().any(|guest| guest.fuzzed.no_verdict.is_some());
+    Ok(match (diverged > 0 || failed, undecided) {
+        (true, _) => 1,
+        (false, true) => Kind::NoVerdict.exit_code(),
+        (false, false) => 0,
+    })
+}
+
+fn semantics(flags: &Fuzz, release: &str) -> Result<Semantics, FuzzError> {
+    let unknown = || FuzzError::Unknown(format!("{release} {}", flags.flavour));
+    let mut semantics = Semantics::of(release, flags.flavour == Flavour::Smp).ok_or_else(unknown)?;
+    match flags.series.as_deref() {
+        None => {}
+        Some(GUARD_ACCOUNTING) => semantics.counts_merged_guards = true,
+        // Something that the model has no switch for: that it diverges is what is to be seen.
+        Some(series) if series.starts_with("faults/") => {}
+        Some(series) => return Err(FuzzError::Unknown(format!("{release} with {series}"))),
+    }
+    if flags.flavour == Flavour::Numa {
+        return Err(unknown());
+    }
+    Ok(semantics)
+}
+
+/// The script that the flags make.
+fn script(flags: &Fuzz, ops: u64) -> Result<Script, ScriptError> {
+    // A batch may be short where there is nothing left to do, so some more.
+    let batches = ops.div_ceil(flags.batch.into()) + 2;
+    let mut text = format!("about = 'random batches'\nmemory_mib = {}\n", flags.memory);
+    if let Some(low) = flags.low_memory {
+        text.push_str(&format!("low_memory_mib = {low}\n"));
+    }
+    if flags.guard_order > 0 {
+        text.push_str(&format!(
+            "command_line = ['debug_pagealloc=on', 'debug_guardpage_minorder={}']\n",
+            flags.guard_order
+        ));
+    }
+    text.push_str(&format!(
+        "capture = []\n[[step]]\nwait_quiet = {{}}\n[[step]]\nbatches = {{ count = {}, free = true }}\n",
+        batches.min(100_000)
+    ));
+    Script::parse("the flags' script", &text)
+}
+
+fn line(guest: &Guest) -> String {
+    let Guest { fuzzed, ops_a_second, host_share, .. } = guest;
+    format!(
+        "{} operations, {} batches diverge, {ops_a_second:.0} operations a second, {:.0} % of the time for comparing",
+        fuzzed.operations,
+        fuzzed.diverged,
+        host_share * 100.0
+    )
+}
+
+/// What was found in a guest, a line each.
+fn findings(guest: &Guest) -> Vec<String> {
+    let mut lines = Vec::new();
+    for divergence in &guest.fuzzed.divergences {
+        let place = match divergence.operation {
+            Some(operation) => format!("batch {}, operation {operation}", divergence.batch),
+            None => format!("batch {}, the state afterwards", divergence.batch),
+        };
+        lines.push(format!(
+            "seed {}, {place}: model {}, kernel {}",
+            guest.seed, divergence.model, divergence.kernel
+        ));
+        lines.extend(divergence.operations.iter().chain(&divergence.state).map(|text| format!("  {text}")));
+    }
+    lines.extend(guest.guest_failure.iter().map(|failure| format!("seed {}: {failure}", guest.seed)));
+    lines.extend(guest.fuzzed.no_verdict.iter().map(|why| format!("seed {}: no verdict: {why}", guest.seed)));
+    lines
+}
