@@ -498,7 +498,7 @@ fn guards(state: &State, zone: &Zone) -> Vec<Broken> {
     let mut broken = anomalies(zone, &FAULTS, |_| true);
     let (mut large, mut unmerged) = ((0_u64, 0_u64), (0_u64, 0_u64));
     for (index, class) in zone.pages.iter().enumerate() {
-        if class.kind() != Kind::Guard || class.part() != Part::Head {
+        if !class.is_guard_head() {
             continue;
         }
         let (pfn, order) = (zone.start + index as u64, class.order());

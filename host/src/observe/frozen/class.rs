@@ -124,7 +124,21 @@ impl PageClass {
     /// What the page is used for.
     #[must_use]
     pub fn kind(self) -> Kind {
-        Kind::ALL.get(usize::from(self.0 & 15)).copied().unwrap_or(Kind::Absent)
+        Kind::ALL.get(self.kind_number()).copied().unwrap_or(Kind::Absent)
+    }
+
+    /// The number of that, below 16.
+    #[inline]
+    pub(super) fn kind_number(self) -> usize {
+        usize::from(self.0 & 15)
+    }
+
+    /// Whether it is the first page of a guard page.
+    #[inline]
+    #[must_use]
+    pub fn is_guard_head(self) -> bool {
+        const MASK: u16 = (1 << ORDER_SHIFT) - 1;
+        self.0 & MASK == PageClass::new(Kind::Guard, Part::Head, 0).0
     }
 
     /// Which part of its block it is.
