@@ -362,6 +362,19 @@ fn f01_each_fault_planted_in_a_real_image_is_found_and_nothing_else() {
 }
 
 #[test]
+fn j01_every_page_of_random_batches_is_predicted() {
+    let output = xtask(&["fuzz", "--kernel", "7.2", "--flavour", "smp", "--ops", "200000", "--json", "-"]);
+    let report: Value = serde_json::from_slice(&output.stdout).expect("stdout is one JSON document");
+    assert_eq!(output.status.code(), Some(0), "{report:#}");
+    assert_eq!(
+        (&report["guests"][0]["operations"], &report["guests"][0]["diverged"]),
+        (&200_000.into(), &0.into())
+    );
+    // A kernel that the model does not know is a matter of usage.
+    assert_eq!(xtask(&["fuzz", "--kernel", "6.12", "--flavour", "smp", "--ops", "1"]).status.code(), Some(2));
+}
+
+#[test]
 fn h04_reading_a_guest_takes_at_most_four_bytes_a_page() {
     let output = xtask(&["bench", "frozen", "--gib", "1,2", "--rounds", "1", "--json", "-"]);
     assert!(output.status.success());
@@ -395,6 +408,19 @@ mod full_matrix {
             }
             assert_sound(&["--kernel", kernel, "--cpus", "4", "--script", "quiet"]);
         }
+    }
+
+    #[test]
+    fn c10_the_model_knows_7_2_and_7_3() {
+        for kernel in ["7.2", "7.3"] {
+            for flavour in ["up", "smp"] {
+                let output = xtask(&["fuzz", "--kernel", kernel, "--flavour", flavour, "--seed", "7"]);
+                assert_eq!(output.status.code(), Some(0), "{kernel} {flavour}");
+            }
+        }
+        // A kernel that does something else is found out.
+        let fault = ["fuzz", "--series", "faults/merge-type", "--seed", "5"];
+        assert_eq!(xtask(&fault).status.code(), Some(1));
     }
 
     #[test]
