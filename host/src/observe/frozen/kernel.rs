@@ -133,6 +133,8 @@ pub(super) struct PageLayout {
     pub(super) order: (usize, u32),
     /// Where it keeps the destructor's number, and the number that means hugetlb (6.1).
     pub(super) hugetlb: Option<(usize, u32, u8)>,
+    /// Whether kpageflags is rendered from snapshots of folios (7.x), by the type that holds one.
+    pub(super) snapshots: bool,
     /// Index of the word with the mapping.
     pub(super) mapping: usize,
     /// Where the second page of a compound page counts mappings of the whole, from -1 on: a bit offset into a word.
@@ -521,6 +523,7 @@ fn page_layout(btf: &Btf) -> Result<PageLayout, ImageError> {
         scheme,
         order,
         hugetlb,
+        snapshots: btf.has("page_snapshot"),
         mapping: word("mapping")?,
         mapcount,
         lru: flags.bit("PG_lru")?,

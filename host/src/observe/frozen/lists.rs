@@ -33,10 +33,14 @@ impl Walk<'_, '_> {
             let nr_free = self.space.u64(address.wrapping_add(layout.nr_free as u64));
             let nr_free = nr_free.ok_or(ReadError::Unreadable { what: "a free area", address })?;
             let mut lists = Vec::new();
+            // Lists that grow by doubling take twice their size for a moment, and a guest may be free page by page.
+            // What the guest counts is believed no further than the zone reaches.
+            let mut left = nr_free.min(self.zone.spanned >> order) as usize;
             for number in 0..self.kernel.types.len() {
                 let head = address.wrapping_add((layout.lists + number * 16) as u64);
                 let class = PageClass::new(Kind::Free, Part::Head, order as u32).on_list(number);
-                let (pfns, broken) = self.list(head, Place::Free(order as u32, number), class)?;
+                let (pfns, broken) = self.list(head, Place::Free(order as u32, number), class, left)?;
+                left = left.saturating_sub(pfns.len());
                 lists.push(FreeList { pfns, broken });
             }
             result.push(Area { nr_free, lists });
@@ -45,13 +49,22 @@ impl Walk<'_, '_> {
     }
 
     /// One doubly linked list of pages, whose head is at `head`: first pfns, and whether the walk was given up.
-    fn list(&mut self, head: u64, place: Place, class: PageClass) -> Result<(Vec<u32>, bool), ReadError> {
+    fn list(
+        &mut self,
+        head: u64,
+        place: Place,
+        class: PageClass,
+        expected: usize,
+    ) -> Result<(Vec<u32>, bool), ReadError> {
         let unreadable = ReadError::Unreadable { what: "the head of a list", address: head };
         let ends = self.space.u64(head).zip(self.space.u64(head.wrapping_add(8)));
         let (mut next, tail) = ends.ok_or(unreadable)?;
         let node = self.kernel.page.list as u64 * 8;
         let (mut previous, mut from) = (head, self.zone.start);
-        let mut pfns = Vec::new();
+        if next == head && tail == head {
+            return Ok((Vec::new(), false));
+        }
+        let mut pfns = Vec::with_capacity(expected);
         while next != head {
             let found =
                 self.map.pfn(next.wrapping_sub(node)).and_then(|pfn| Some((pfn, self.map.page(pfn)?)));
@@ -85,6 +98,7 @@ impl Walk<'_, '_> {
         if tail != previous {
             self.fault(Fault::BackLink, from, place, previous, tail);
         }
+        pfns.shrink_to_fit();
         Ok((pfns, false))
     }
 
@@ -129,7 +143,7 @@ impl Walk<'_, '_> {
                 if index < PCP_TYPES * (COSTLY_ORDER + 1) { (index / PCP_TYPES) as u32 } else { PMD_ORDER };
             let class = PageClass::new(Kind::Pcp, Part::Head, order).on_list(index % PCP_TYPES);
             let (pfns, broken) =
-                self.list(at(layout.lists + index * 16), Place::Pcp(number, index), class)?;
+                self.list(at(layout.lists + index * 16), Place::Pcp(number, index), class, 0)?;
             result.lists.push(PcpList { order, pfns, broken });
         }
         let stat = |offset: usize| Some(space.u8(stats.wrapping_add(offset as u64))?.cast_signed());

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::ops::Range;
 
 use super::class::Kind;
-use super::kernel::{Kernel, TypeScheme};
+use super::kernel::{Kernel, PAGE_STRUCT_BYTES, TypeScheme};
 use super::memmap::{MemMap, PageWords, word};
 use super::scan::{Mark, Marks};
 use super::{PAGE_SHIFT, Ram, ReadError, State, Zone};
@@ -98,11 +98,13 @@ mod kpf {
     pub(super) const COMPOUND_HEAD: u32 = 15;
     pub(super) const COMPOUND_TAIL: u32 = 16;
     pub(super) const HUGE: u32 = 17;
+    pub(super) const HWPOISON: u32 = 19;
     pub(super) const NOPAGE: u32 = 20;
     pub(super) const KSM: u32 = 21;
     pub(super) const THP: u32 = 22;
     pub(super) const OFFLINE: u32 = 23;
     pub(super) const ZERO_PAGE: u32 = 24;
+    pub(super) const IDLE: u32 = 25;
     pub(super) const PGTABLE: u32 = 26;
 }
 
@@ -120,8 +122,6 @@ const COPIED: [(&str, u32, Since); 22] = [
     ("PG_reclaim", 9, Since::Always),
     ("PG_swapbacked", 14, Since::Always),
     ("PG_unevictable", 18, Since::Always),
-    ("PG_hwpoison", 19, Since::Always),
-    ("PG_idle", 25, Since::Always),
     ("PG_reserved", 32, Since::Always),
     ("PG_mlocked", 33, Since::Always),
     ("PG_mappedtodisk", 34, Since::Bits),
@@ -130,7 +130,9 @@ const COPIED: [(&str, u32, Since); 22] = [
     ("PG_private_2", 36, Since::Always),
     ("PG_owner_priv_1", 37, Since::Always),
     ("PG_arch_1", 38, Since::Always),
+    ("PG_uncached", 39, Since::Bits),
     ("PG_arch_2", 41, Since::Always),
+    ("PG_arch_3", 42, Since::Folios),
 ];
 
 /// Which kernels copy a flag.
@@ -145,7 +147,9 @@ enum Since {
 
 /// The names that [`Kernel`] has to look up for [`kpageflags`].
 pub(super) fn flag_names() -> impl Iterator<Item = &'static str> {
-    COPIED.iter().map(|(name, ..)| *name).chain(["PG_swapcache", "PG_swapbacked", "PG_large_rmappable"])
+    /// Those that more than a copy is made of.
+    const OTHERS: [&str; 4] = ["PG_swapcache", "PG_large_rmappable", "PG_hwpoison", "PG_idle"];
+    COPIED.iter().map(|(name, ..)| *name).chain(OTHERS)
 }
 
 /// The words of `/proc/kpageflags` for a range of pfns (fs/proc/page.c, stable_page_flags()).
@@ -175,9 +179,8 @@ pub fn kpageflags(
         zero,
         huge_zero: variable("huge_zero_pfn"),
     };
-    let mut head = None;
     let end = pfns.end.min(map.end());
-    Ok((pfns.start.min(end)..end).map(|pfn| words.of(pfn, &mut head)).collect())
+    Ok((pfns.start.min(end)..end).map(|pfn| words.of(pfn)).collect())
 }
 
 struct Words<'a> {
@@ -186,6 +189,7 @@ struct Words<'a> {
     state: &'a State,
     marks: Marks,
     zero: Option<u64>,
+    /// Kernels without CONFIG_TRANSPARENT_HUGEPAGE have none.
     huge_zero: Option<u64>,
 }
 
@@ -201,15 +205,38 @@ impl<'a> Words<'a> {
         self.kernel.page_flags.get(name).is_some_and(|bit| flags >> bit & 1 == 1)
     }
 
-    /// The word of a page. `head` is the last head before it.
-    fn of(&self, pfn: u64, head: &mut Option<Head<'a>>) -> u64 {
-        let Some(page) = self.map.page(pfn) else { return 1 << kpf::NOPAGE };
+    /// The first page of what a page is part of (include/linux/page-flags.h, compound_head()). A tail holds the head's
+    /// address, or in 7.x with CONFIG_HUGETLB_PAGE_OPTIMIZE_VMEMMAP the mask that makes it of its own.
+    fn head(&self, pfn: u64, page: &'a PageWords) -> Head<'a> {
+        /// Of 2^24 pages: larger pages do not exist, and addresses are no such masks.
+        const MASK_MAX: u64 = 1 << 30;
         let layout = &self.kernel.page;
-        let tail = word(page, layout.compound) & 1 == 1;
-        if !tail {
-            *head = Some(Head { pfn, page });
+        let mut info = word(page, layout.compound);
+        // Until 6.x that option lets a tail look like a head where it begins a page full of tails: page_fixed_fake_head().
+        let is_head = word(page, layout.flags) >> layout.head & 1 == 1;
+        if info & 1 == 0 && is_head && pfn.is_multiple_of(64) && !layout.snapshots {
+            info = self.map.page(pfn + 1).map_or(0, |second| word(second, layout.compound));
         }
-        let folio = head.unwrap_or(Head { pfn, page });
+        let (address, size) = (info & !1, (info & !1).wrapping_neg());
+        let found = if info & 1 == 0 {
+            None
+        } else if layout.snapshots && size.is_power_of_two() && (PAGE_STRUCT_BYTES..=MASK_MAX).contains(&size)
+        {
+            Some(pfn & !(size / PAGE_STRUCT_BYTES - 1))
+        } else {
+            self.map.pfn(address)
+        };
+        let found = found.and_then(|pfn| Some(Head { pfn, page: self.map.page(pfn)? }));
+        found.unwrap_or(Head { pfn, page })
+    }
+
+    /// The word of a page.
+    fn of(&self, pfn: u64) -> u64 {
+        let layout = &self.kernel.page;
+        // kpage_read() of 7.x does not ask stable_page_flags() about holes.
+        let Some(page) = self.map.page(pfn) else { return u64::from(!layout.snapshots) << kpf::NOPAGE };
+        let folio = self.head(pfn, page);
+        let tail = folio.pfn != pfn;
         let by_page = matches!(layout.scheme, TypeScheme::Bits);
         let (own, folio_flags) = (word(page, layout.flags), word(folio.page, layout.flags));
         let copied = if by_page { own } else { folio_flags };
@@ -231,10 +258,10 @@ impl<'a> Words<'a> {
         let mut set = |bit: u32, on: bool| bits |= u64::from(on) << bit;
         let mapping = word(folio.page, layout.mapping);
         let anon = mapping & 1 == 1;
-        set(kpf::MMAP, !(by_page && own_slab(own, layout.slab)) && self.is_mapped(folio, second, hugetlb));
+        set(kpf::MMAP, !(by_page && slab) && self.is_mapped(folio, second, hugetlb));
         set(kpf::ANON, anon);
         // PAGE_MAPPING_KSM has both bits; 6.12 tests for either.
-        let ksm = if by_page || self.kernel.section.isolate_bit.is_some() { mapping & 3 == 3 } else { anon };
+        let ksm = if by_page || layout.snapshots { mapping & 3 == 3 } else { anon };
         set(kpf::KSM, ksm);
         set(kpf::COMPOUND_HEAD, !tail && large);
         set(kpf::COMPOUND_TAIL, tail);
@@ -245,17 +272,23 @@ impl<'a> Words<'a> {
             second.is_some_and(|second| self.flag(word(second, layout.flags), "PG_large_rmappable"))
         };
         let huge_zero = large && self.huge_zero == Some(folio.pfn);
+        let rmappable = rmappable && self.huge_zero.is_some();
         set(kpf::THP, !hugetlb && (rmappable || huge_zero));
         let zero = !large && self.zero == Some(folio.pfn);
         set(kpf::ZERO_PAGE, !hugetlb && !rmappable && (huge_zero || zero));
-        let references = (word(page, layout.kind) >> 32) as u32;
+        // page_count() is the head's.
+        let references = (word(folio.page, layout.kind) >> 32) as u32;
         set(kpf::BUDDY, mark == Mark::Buddy || references == 0 && self.is_free(pfn));
-        let typed = if by_page { mark } else { folio_mark };
+        let typed = if layout.snapshots { folio_mark } else { mark };
         set(kpf::OFFLINE, typed == Mark::Other(Kind::Offline));
         set(kpf::PGTABLE, typed == Mark::Other(Kind::PageTable));
         set(kpf::SLAB, slab);
-        let swap = if by_page { folio_flags } else { copied };
-        set(kpf::SWAPCACHE, self.flag(swap, "PG_swapcache") && self.flag(swap, "PG_swapbacked"));
+        let swap = self.flag(folio_flags, "PG_swapcache") && self.flag(folio_flags, "PG_swapbacked");
+        set(kpf::SWAPCACHE, swap);
+        set(kpf::IDLE, self.flag(folio_flags, "PG_idle"));
+        // Each page's own, unless all of a hugetlb page is.
+        let poisoned = if hugetlb { copied } else { own };
+        set(kpf::HWPOISON, self.flag(poisoned, "PG_hwpoison"));
         for (name, bit, since) in COPIED {
             let wanted = match since {
                 Since::Always => true,
@@ -291,8 +324,4 @@ impl<'a> Words<'a> {
         let order = (word(second, index) >> shift) as u8;
         (0..1_u64 << order.min(18)).any(|index| self.map.page(folio.pfn + index).is_some_and(mapped))
     }
-}
-
-fn own_slab(flags: u64, slab: Option<u32>) -> bool {
-    slab.is_some_and(|bit| flags >> bit & 1 == 1)
 }
