@@ -67,11 +67,11 @@ pub(crate) enum Mode {
 impl Zone {
     /// zone_page_state(): what is folded in, and never below zero with SMP.
     fn free_pages(&self) -> i64 {
-        if self.semantics.per_cpu_lists { self.free.value.max(0) } else { self.free.value }
+        if self.semantics.smp { self.free.value.max(0) } else { self.free.value }
     }
 
     fn free_cma_pages(&self) -> i64 {
-        if self.semantics.per_cpu_lists { self.free_cma.value.max(0) } else { self.free_cma.value }
+        if self.semantics.smp { self.free_cma.value.max(0) } else { self.free_cma.value }
     }
 
     /// A watermark with the boost (wmark_pages()).
@@ -342,7 +342,8 @@ impl Zone {
         let page = page.or_else(|| self.rmqueue(order, list, flags, &mut Mode::Normal));
         // Failing now is worse than failing a larger atomic request later.
         let page = page.or_else(|| flags.non_block.then(|| self.smallest(order, highatomic)).flatten())?;
-        if flags.highatomic && (!self.semantics.highatomic_at_once || flags.mark == MIN) {
+        let here = !self.semantics.reserves_after_lists;
+        if here && flags.highatomic && (!self.semantics.highatomic_at_once || flags.mark == MIN) {
             self.reserve(page, order);
         }
         Some(page)
@@ -396,7 +397,8 @@ impl Model {
             mark: MIN,
             min_reserve: atomic,
             non_block: reserve != Reserve::None,
-            highatomic: atomic && order > 0,
+            highatomic: order > 0
+                && (atomic || reserve != Reserve::None && !self.semantics.highatomic_needs_high),
             cma,
             no_fragment: false,
         };
@@ -428,6 +430,9 @@ impl Model {
                 }
                 let page = page.or_else(|| zone.rmqueue_buddy(request.order, request.list, flags));
                 if let Some(page) = page {
+                    if zone.semantics.reserves_after_lists && flags.highatomic {
+                        zone.reserve(page, request.order);
+                    }
                     return Some(zone.pfn(page));
                 }
             }

@@ -4,7 +4,7 @@
 //! operations, and is held against a later frozen state by [`Model::differences`]. What a kernel does differently from
 //! another is in [`Semantics`], named after what changed.
 //!
-//! Modelled so far: 7.2 and 7.3 on one node and one CPU, requests that may not sleep, with and without per-CPU lists. See
+//! Modelled so far: 6.12 from .29 on, 7.2 and 7.3, on one node and one CPU, requests that may not sleep, with and without per-CPU lists. See
 //! [`Unsupported`] for what is refused.
 
 mod alloc;
@@ -38,8 +38,8 @@ pub(crate) const RECLAIMABLE: usize = 2;
 /// Why a state cannot be modelled. All mean *no verdict*.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsupported {
-    /// Kernels before 7.2 fall back, and keep per-CPU lists, in other ways.
-    #[error("the model does not yet know kernels before 7.2")]
+    /// Older kernels let types and lists differ, fall back, and keep per-CPU lists, in other ways.
+    #[error("the model does not yet know kernels before 6.12")]
     Kernel,
     /// More than one node or CPU.
     #[error("the model does not yet know {0}")]
@@ -83,7 +83,7 @@ impl Model {
     /// # Errors
     /// See [`Unsupported`].
     pub fn new(state: &State, semantics: Semantics) -> Result<Self, Unsupported> {
-        if !state.isolation_keeps_type {
+        if !state.hygiene {
             return Err(Unsupported::Kernel);
         }
         if state.zones.iter().any(|zone| zone.node != 0) {

@@ -78,7 +78,7 @@ impl Zone {
         if self.pcp.lists[index].len == 0 {
             let batch = self.refill_size(order);
             // The reserves are used, and built, by the free lists alone.
-            if flags.highatomic {
+            if flags.highatomic && self.semantics.atomic_leaves_lists {
                 return None;
             }
             let mut mode = Mode::Normal;
@@ -133,13 +133,15 @@ impl Zone {
         let index = list_of(order, list);
         self.set(at, Is::Pcp, order);
         self.pcp_push(index, at, false);
+        let semantics = self.semantics;
         let pcp = &mut self.pcp;
         pcp.alloc_factor >>= 1;
         pcp.count += 1 << order;
         let batch = pcp.batch;
         let mut free_high = false;
         if order > 0 && order <= COSTLY_ORDER {
-            free_high = pcp.free_count >= batch + pcp.high_min / 2
+            let margin = if semantics.holds_larger_longer { pcp.high_min / 2 } else { 0 };
+            free_high = pcp.free_count >= batch + margin
                 && pcp.flags & PREV_FREE_HIGH_ORDER != 0
                 && (pcp.flags & FREE_HIGH_BATCH == 0 || pcp.count >= batch);
             pcp.flags |= PREV_FREE_HIGH_ORDER;
@@ -163,7 +165,7 @@ impl Zone {
             pcp.free_count.max(batch).min(high - batch)
         };
         while left > 0 && self.pcp.count > 0 {
-            let now = left.min(batch);
+            let now = if semantics.frees_in_batches { left.min(batch) } else { left };
             self.drain(now, index);
             left -= now;
         }

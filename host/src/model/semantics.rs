@@ -11,6 +11,22 @@ pub struct Semantics {
     pub highatomic_at_once: bool,
     /// Whether there are per-CPU lists: 7.x has none without SMP.
     pub per_cpu_lists: bool,
+    /// Whether the kernel is built for several CPUs: counters that are read are then never below zero (include/linux/vmstat.h,
+    /// zone_page_state()).
+    pub smp: bool,
+    /// A request that may use HIGHATOMIC reserves does not refill an empty per-CPU list: 7.x (__rmqueue_pcplist()).
+    pub atomic_leaves_lists: bool,
+    /// Such a request adds to the reserves wherever its page came from, a per-CPU list too: 6.12 (get_page_from_freelist()).
+    /// In 7.x only what came from the free lists does (rmqueue_buddy()).
+    pub reserves_after_lists: bool,
+    /// Only __GFP_HIGH makes a request that cannot sleep one that may use HIGHATOMIC reserves: 6.12.54 and later, 7.x
+    /// (gfp_to_alloc_flags()).
+    pub highatomic_needs_high: bool,
+    /// A per-CPU list with too many pages gives them back in pieces of a batch: 7.x (free_frozen_page_commit()). The pages
+    /// are the same, and where each piece begins is the list of the page that was freed.
+    pub frees_in_batches: bool,
+    /// Larger pages are held back from a per-CPU list from half of its least size on: 7.x (free_frozen_page_commit()).
+    pub holds_larger_longer: bool,
 }
 
 impl Semantics {
@@ -21,10 +37,23 @@ impl Semantics {
         let (major, minor, patch) =
             (numbers.next()??, numbers.next()??, numbers.next().flatten().unwrap_or(0));
         let (counts_merged_guards, highatomic_at_once) = match (major, minor) {
+            // Before, falling back to other types went another way.
+            (6, 12) if patch >= 29 => (patch >= 117, false),
             (7, 2) => (false, false),
             (7, 3) => (patch >= 4, true),
             _ => return None,
         };
-        Some(Self { counts_merged_guards, highatomic_at_once, per_cpu_lists: smp })
+        let since_7 = major >= 7;
+        Some(Self {
+            counts_merged_guards,
+            highatomic_at_once,
+            per_cpu_lists: smp || !since_7,
+            smp,
+            atomic_leaves_lists: since_7,
+            reserves_after_lists: !since_7,
+            highatomic_needs_high: since_7 || patch >= 54,
+            frees_in_batches: since_7,
+            holds_larger_longer: since_7,
+        })
     }
 }

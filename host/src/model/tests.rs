@@ -76,7 +76,11 @@ fn fresh(blocks: u64, minorder: u32, smp: bool) -> State {
 }
 
 fn semantics(smp: bool) -> Semantics {
-    Semantics { counts_merged_guards: true, highatomic_at_once: false, per_cpu_lists: smp }
+    Semantics {
+        counts_merged_guards: true,
+        per_cpu_lists: smp,
+        ..Semantics::of("7.2.13", smp).expect("a kernel that is known")
+    }
 }
 
 fn model(state: &State, smp: bool) -> Model {
@@ -161,7 +165,7 @@ fn what_is_freed_beside_a_free_block_of_the_next_order_goes_to_the_tail() {
 #[test]
 fn a_machine_that_the_model_does_not_know_is_refused() {
     let mut old = fresh(2, 0, true);
-    old.isolation_keeps_type = false;
+    old.hygiene = false;
     assert_eq!(Model::new(&old, semantics(true)).err(), Some(Unsupported::Kernel));
     let mut broken = fresh(2, 0, true);
     broken.zones[0].areas[10].nr_free = 7;

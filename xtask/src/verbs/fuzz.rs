@@ -25,13 +25,13 @@ const GUARD_ACCOUNTING: &str = "guard-accounting";
 /// What to run and how.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Fuzz {
-    /// The kernel: 7.2 or 7.3, or a spec of one of these lines.
+    /// The kernel: 6.12, 7.2 or 7.3, or a spec of one of these lines.
     #[arg(long, value_name = "SPEC", default_value = "7.2")]
     kernel: String,
     /// The patches on top.
     #[arg(long, value_name = "NAME|FILE|DIR")]
     series: Option<String>,
-    /// up has no per-CPU lists on 7.2 and later.
+    /// up has no per-CPU lists on 7.2 and later, and on 6.12 its own kind of them.
     #[arg(long, value_enum, default_value_t = Flavour::Up)]
     flavour: Flavour,
     /// Operations in all.
@@ -86,7 +86,7 @@ pub(crate) enum FuzzError {
     Run(#[from] RunError),
     /// The model does not know such a kernel.
     #[error(
-        "the model does not know {0}: it knows 7.2 and 7.3, smp and up, with or without {GUARD_ACCOUNTING}"
+        "the model does not know {0}: it knows 6.12.29 and later, 7.2 and 7.3, smp and up, with or without {GUARD_ACCOUNTING}"
     )]
     Unknown(String),
     /// The figures cannot be written.
