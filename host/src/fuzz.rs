@@ -5,7 +5,7 @@
 use serde::Serialize;
 
 use crate::batch::{self, Answer, Driver, OpResult};
-use crate::model::{Difference, Model, Request, Reserve, Semantics};
+use crate::model::{Difference, Model, Request, Reserve, Rule, Semantics};
 use crate::observe::frozen::{Kernel, Ram, State};
 use crate::replay::{self, Generator, Op, Slots};
 use crate::run::{BatchBell, Bell, FrozenObserver, Phase, RunError};
@@ -15,8 +15,6 @@ use crate::vm::Machine;
 const KEPT: usize = 5;
 /// Operations before one that diverges that are shown with it.
 const LED: usize = 5;
-/// Of the free pages at the start, how many a batch may hold, in percent: the guest has to live on.
-const SHARE: u64 = 50;
 
 /// What a run of batches gave.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -27,6 +25,8 @@ pub struct Fuzzed {
     pub operations: u64,
     /// Of those, allocations that the kernel refused, as predicted.
     pub failures: u64,
+    /// How often each rule decided, by the model.
+    pub rules: Vec<(Rule, u64)>,
     /// Batches that diverged.
     pub diverged: u64,
     /// The first of them.
@@ -100,7 +100,7 @@ impl<'a> Fuzzer<'a> {
         }
         let model = State::read(self.kernel, ram).map_err(|error| error.to_string()).and_then(|state| {
             let free: u64 = state.zones.iter().map(|zone| zone.listed_pages(|_| true)).sum();
-            let generator = || Generator::new(self.seed, batch::SLOTS, free * SHARE / 100);
+            let generator = || Generator::new(self.seed, batch::SLOTS, free);
             self.generator.get_or_insert_with(generator);
             Model::new(&state, self.semantics).map_err(|error| error.to_string())
         });
@@ -132,7 +132,7 @@ impl<'a> Fuzzer<'a> {
                 return;
             }
         };
-        self.left -= ops.len() as u64;
+        self.left = self.left.saturating_sub(ops.len() as u64);
         let number = self.result.batches;
         self.result.batches += 1;
         let mut divergence = None;
@@ -157,6 +157,12 @@ impl<'a> Fuzzer<'a> {
             }
             // What is held is what the kernel says, whatever the model thinks of it.
             self.slots.note(*op, found);
+        }
+        let rules = Rule::ALL.into_iter().zip(model.rules());
+        if self.result.rules.is_empty() {
+            self.result.rules = rules.collect();
+        } else {
+            self.result.rules.iter_mut().zip(rules).for_each(|(sum, (_, count))| sum.1 += count);
         }
         if divergence.is_none() {
             match State::read(self.kernel, ram) {

@@ -2,7 +2,7 @@
 //!
 //! A seed gives the same operations again, whatever the machine.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -141,8 +141,12 @@ pub struct Mix {
     drain: u32,
     /// Operations until filling turns into emptying, and back.
     phase: u32,
+    /// Whether each batch asks for more than there is, and gives all of it back at its end: nothing else runs meanwhile.
+    tight: bool,
 }
 
+/// Of the free pages, how many may be held between batches, in percent: the guest has to live on.
+const SHARE: u64 = 50;
 /// Slots that may be split at a time.
 const SPLITS: usize = 64;
 const RESERVES: [Reserve; 3] = [Reserve::None, Reserve::NonBlock, Reserve::Atomic];
@@ -151,21 +155,22 @@ const RESERVES: [Reserve; 3] = [Reserve::None, Reserve::NonBlock, Reserve::Atomi
 pub struct Generator {
     random: ChaCha8Rng,
     mix: Mix,
-    /// Slots that may be used, and pages that may be held.
+    /// Slots that may be used, and pages that may be held; all that are free where a batch gives them back.
     slots: u32,
     pages: u64,
+    free: u64,
     filling: bool,
     left: u32,
 }
 
 impl Generator {
-    /// For a seed, with at most this many slots in use and pages held.
+    /// For a seed, with at most this many slots in use, where this many pages are free.
     #[must_use]
-    pub fn new(seed: u64, slots: u32, pages: u64) -> Self {
+    pub fn new(seed: u64, slots: u32, free: u64) -> Self {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         let mix = Mix::draw(&mut random);
         let left = mix.phase;
-        Self { random, mix, slots, pages, filling: true, left }
+        Self { random, mix, slots, pages: free * SHARE / 100, free, filling: true, left }
     }
 
     /// The next `count` operations, where `slots` is what is held. They rest on one another as if every allocation
@@ -178,7 +183,14 @@ impl Generator {
             (0..self.slots).rev().filter(|slot| !slots.held.contains_key(slot)).collect();
         let mut pages = slots.pages();
         let mut ops = Vec::with_capacity(count);
-        while ops.len() < count {
+        let tight = self.mix.tight;
+        // Large requests soon fail and count all the same: only so do small ones get to the last pages.
+        let most = if tight { self.free.saturating_mul(8) } else { self.pages };
+        // What this batch has taken and has to give back.
+        let before: BTreeSet<u32> = slots.held.keys().copied().collect();
+        let mut owed = 0;
+        // An allocation that is owed takes two operations.
+        while ops.len() + owed + usize::from(tight) < count {
             self.left = self.left.saturating_sub(1);
             if self.left == 0 {
                 (self.filling, self.left) = (!self.filling, self.mix.phase);
@@ -193,8 +205,9 @@ impl Generator {
                 let request = self.request();
                 let size = 1 << request.order;
                 match empty.pop() {
-                    Some(slot) if pages + size <= self.pages => {
+                    Some(slot) if pages + size <= most => {
                         pages += size;
+                        owed += usize::from(tight);
                         held.push((slot, Holding { pfn: 0, order: request.order, pieces: None }));
                         ops.push(Op::Alloc { slot, request });
                         continue;
@@ -227,7 +240,11 @@ impl Generator {
                     }
                     ops.push(Op::FreePiece { slot, piece });
                 }
-                None if holding.order > 0 && split < SPLITS && draw < self.mix.drain + self.mix.split => {
+                None if holding.order > 0
+                    && !tight
+                    && split < SPLITS
+                    && draw < self.mix.drain + self.mix.split =>
+                {
                     split += 1;
                     holding.pieces = Some(vec![true; 1 << holding.order]);
                     ops.push(Op::Split { slot });
@@ -236,9 +253,14 @@ impl Generator {
                     pages -= 1 << holding.order;
                     held.swap_remove(index);
                     empty.push(slot);
+                    owed -= usize::from(tight && !before.contains(&slot));
                     ops.push(Op::Free { slot });
                 }
             }
+        }
+        if tight {
+            let taken = held.iter().map(|(slot, _)| *slot).filter(|slot| !before.contains(slot));
+            ops.extend(taken.map(|slot| Op::Free { slot }));
         }
         ops
     }
@@ -267,6 +289,10 @@ impl Mix {
         }
         // Single pages are what kernels ask for most.
         orders[0] = weight(&[1, 20, 60, 200]);
+        let tight = weight(&[0, 0, 1]) == 1;
+        if tight {
+            orders = [20, 5, 5, 5, 2, 2, 2, 2, 2, 4, 4];
+        }
         let mut three = |choices: &[u32]| [0; 3].map(|_: u32| weight(choices));
         let lists = three(&[1, 1, 4, 10]);
         let zones = three(&[1, 3, 10]);
@@ -280,6 +306,7 @@ impl Mix {
             split: weight(&[0, 20, 100]),
             drain: weight(&[0, 0, 1, 10]),
             phase: weight(&[50, 500, 3000, 20_000]),
+            tight,
         }
     }
 }
@@ -295,4 +322,30 @@ fn pick(random: &mut ChaCha8Rng, weights: &[u32]) -> usize {
         }
     }
     weights.len() - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_no_longer_than_asked_for_and_repeat() {
+        for seed in 0..40 {
+            let (mut one, mut other) = (Generator::new(seed, 1000, 5000), Generator::new(seed, 1000, 5000));
+            let mut slots = Slots::default();
+            for count in [1, 2, 100, 777] {
+                let ops = one.batch(&slots, count);
+                assert!(ops.len() <= count, "seed {seed}: {} of {count}", ops.len());
+                assert_eq!(ops, other.batch(&slots, count));
+                // As if each allocation were given the same page: what counts is what is held.
+                ops.iter().for_each(|op| slots.note(*op, Some(1)));
+                assert!(
+                    slots.pages() <= 5000 * SHARE / 100 || one.mix.tight,
+                    "seed {seed}: {}",
+                    slots.pages()
+                );
+                assert!(slots.is_empty() || !one.mix.tight, "seed {seed}");
+            }
+        }
+    }
 }

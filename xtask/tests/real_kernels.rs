@@ -386,6 +386,17 @@ fn j01_every_page_of_random_batches_is_predicted() {
     assert_eq!(xtask(&["fuzz", "--kernel", "6.1", "--flavour", "smp", "--ops", "1"]).status.code(), Some(2));
 }
 
+/// The fuzzer sees: a model with one rule made wrong is found out by it.
+#[test]
+fn j02_a_wrong_rule_is_found() {
+    // buddy_merge_likely(), the order of fallbacks, the end that per-CPU lists are drained from, expand().
+    for canary in ["0", "3", "7", "12"] {
+        let output =
+            xtask(&["fuzz", "--kernel", "7.2", "--flavour", "smp", "--ops", "50000", "--canary", canary]);
+        assert_eq!(output.status.code(), Some(1), "canary {canary}");
+    }
+}
+
 #[test]
 fn h04_reading_a_guest_takes_at_most_four_bytes_a_page() {
     let output = xtask(&["bench", "frozen", "--gib", "1,2", "--rounds", "1", "--json", "-"]);
@@ -430,9 +441,14 @@ mod full_matrix {
                 assert_eq!(output.status.code(), Some(0), "{kernel} {flavour}");
             }
         }
-        // A kernel that does something else is found out.
-        let fault = ["fuzz", "--series", "faults/merge-type", "--seed", "5"];
+        // A kernel that does something else is found out, and rules that seldom decide are, too.
+        let fault = ["fuzz", "--series", "faults/merge-type", "--ops-a-guest", "100000"];
         assert_eq!(xtask(&fault).status.code(), Some(1));
+        for canary in ["1", "2", "4", "5", "8", "9", "10", "11"] {
+            let flags = ["fuzz", "--kernel", "7.3", "--flavour", "smp", "--ops-a-guest", "100000"];
+            let output = xtask(&[&flags[..], &["--canary", canary]].concat());
+            assert_eq!(output.status.code(), Some(1), "canary {canary}");
+        }
     }
 
     #[test]

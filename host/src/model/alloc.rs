@@ -1,8 +1,8 @@
 //! The allocation path: zonelist and watermarks, the free lists of a type, claim, steal (mm/page_alloc.c,
 //! __alloc_frozen_pages_noprof(), get_page_from_freelist(), rmqueue(), __rmqueue()).
 
-use super::zone::{Is, Zone};
-use super::{MOVABLE, Model, ORDERS, PCP_TYPES, RECLAIMABLE, UNMOVABLE};
+use super::zone::{Is, Rule, Zone};
+use super::{Canary, MOVABLE, Model, ORDERS, PCP_TYPES, RECLAIMABLE, UNMOVABLE};
 
 /// Types that a type falls back to, in this order (`fallbacks`).
 const FALLBACKS: [[usize; PCP_TYPES - 1]; PCP_TYPES] =
@@ -82,7 +82,7 @@ impl Zone {
     /// __zone_watermark_unusable_free().
     fn unusable(&self, order: u32, flags: Flags) -> i64 {
         let mut pages = (1 << order) - 1;
-        if !flags.reserves() {
+        if !flags.reserves() && !self.semantics.is(Canary::ReservesCount) {
             pages += self.free_highatomic.cast_signed();
         }
         if self.types.cma.is_some() && !flags.cma {
@@ -151,12 +151,16 @@ impl Zone {
         self.watermark_ok(0, self.watermark(HIGH), highest, flags, self.free_pages())
     }
 
-    /// expand(): gives the upper halves back, as guards below the minimum order. Returns the pages that are on lists.
-    fn expand(&mut self, at: u32, low: u32, mut high: u32, list: usize) -> i64 {
+    /// expand(): gives the upper halves back, as guards below the minimum order. Returns what is left, and the pages that
+    /// are on lists.
+    fn expand(&mut self, mut at: u32, low: u32, mut high: u32, list: usize) -> (u32, i64) {
         let mut added = 0;
         while high > low {
             high -= 1;
-            let half = at + (1 << high);
+            let mut half = at + (1 << high);
+            if self.semantics.is(Canary::ExpandLower) {
+                std::mem::swap(&mut half, &mut at);
+            }
             if high < self.minorder {
                 self.set(half, Is::Guard, high);
                 continue;
@@ -164,13 +168,13 @@ impl Zone {
             self.add_free(half, high, list, false);
             added += 1 << high;
         }
-        added
+        (at, added)
     }
 
     /// page_del_and_expand().
     fn take(&mut self, at: u32, low: u32, high: u32, list: usize) -> u32 {
         self.del_free(at, high, list);
-        let added = self.expand(at, low, high, list);
+        let (at, added) = self.expand(at, low, high, list);
         self.account(added - (1 << high), list);
         at
     }
@@ -227,7 +231,11 @@ impl Zone {
         if self.nr_free[order] == 0 {
             return None;
         }
-        FALLBACKS[list].into_iter().find(|other| self.lists[order][*other].len > 0)
+        let mut others = FALLBACKS[list];
+        if self.semantics.is(Canary::Fallbacks) {
+            others.reverse();
+        }
+        others.into_iter().find(|other| self.lists[order][*other].len > 0)
     }
 
     /// should_try_claim_block().
@@ -254,10 +262,11 @@ impl Zone {
     /// try_to_claim_block().
     fn claim_block(&mut self, at: u32, high: u32, order: u32, list: usize, other: usize) -> Option<u32> {
         if high >= self.block_order {
+            self.decided(Rule::ClaimWhole);
             self.del_free(at, high, other);
             self.account(-(1 << high), other);
             self.set_block_type(at, high, list);
-            let added = self.expand(at, order, high, list);
+            let (at, added) = self.expand(at, order, high, list);
             self.account(added, list);
             return Some(at);
         }
@@ -266,6 +275,7 @@ impl Zone {
         let size = 1_u32 << self.block_order;
         let first = at & !(size - 1);
         if first < self.start || first + size > self.end {
+            self.decided(Rule::ClaimDenied);
             return None;
         }
         let (mut free, mut movable, mut page) = (0, 0, first);
@@ -276,7 +286,7 @@ impl Zone {
                     page += 1 << order;
                     continue;
                 }
-                (Is::Movable, _) => movable += 1,
+                (Is::Movable, _) if !self.semantics.is(Canary::NoneMovable) => movable += 1,
                 _ => {}
             }
             page += 1;
@@ -286,9 +296,12 @@ impl Zone {
             (_, MOVABLE) => size - (free + movable),
             _ => 0,
         };
-        if free + alike < size / 2 {
+        let enough = if self.semantics.is(Canary::ClaimQuarter) { size / 4 } else { size / 2 };
+        if free + alike < enough {
+            self.decided(Rule::ClaimDenied);
             return None;
         }
+        self.decided(Rule::Claim);
         self.move_block(first, other, list);
         self.smallest(order, list)
     }
@@ -311,7 +324,7 @@ impl Zone {
     /// boost_watermark().
     fn raise_boost(&mut self) {
         let size = 1_u64 << self.block_order;
-        if self.boost_factor == 0 || size * 4 > self.managed {
+        if self.boost_factor == 0 || size * 4 > self.managed || self.semantics.is(Canary::NoBoost) {
             return;
         }
         // mult_frac()
@@ -326,6 +339,7 @@ impl Zone {
     fn steal(&mut self, order: u32, list: usize) -> Option<u32> {
         for high in order as usize..ORDERS {
             if let Some(other) = self.fallback(high, list) {
+                self.decided(Rule::Steal);
                 return Some(self.take(self.lists[high][other].first, order, high as u32, other));
             }
         }
@@ -339,9 +353,19 @@ impl Zone {
         if flags.highatomic {
             page = self.smallest(order, highatomic);
         }
-        let page = page.or_else(|| self.rmqueue(order, list, flags, &mut Mode::Normal));
+        if page.is_none() {
+            page = self.rmqueue(order, list, flags, &mut Mode::Normal);
+        } else {
+            self.decided(Rule::FromReserve);
+        }
         // Failing now is worse than failing a larger atomic request later.
-        let page = page.or_else(|| flags.non_block.then(|| self.smallest(order, highatomic)).flatten())?;
+        if page.is_none() && flags.non_block {
+            page = self.smallest(order, highatomic);
+            if page.is_some() {
+                self.decided(Rule::FromReserve);
+            }
+        }
+        let page = page?;
         let here = !self.semantics.reserves_after_lists;
         if here && flags.highatomic && (!self.semantics.highatomic_at_once || flags.mark == MIN) {
             self.reserve(page, order);
@@ -353,13 +377,17 @@ impl Zone {
     fn reserve(&mut self, at: u32, order: u32) {
         let size = 1_u64 << self.block_order;
         let share = self.managed / 100;
-        if share < size || self.reserved_highatomic >= share.next_multiple_of(size) {
+        if self.semantics.is(Canary::NoReserve)
+            || share < size
+            || self.reserved_highatomic >= share.next_multiple_of(size)
+        {
             return;
         }
         let list = self.block_type(at);
         if !Self::is_mergeable(list) {
             return;
         }
+        self.decided(Rule::Reserve);
         if order >= self.block_order {
             self.set_block_type(at, order, self.types.highatomic);
             self.reserved_highatomic += 1 << order;
@@ -421,6 +449,7 @@ impl Model {
                 if zone.below_high || !ok(zone, HIGH) {
                     zone.below_high = true;
                     if !ok(zone, flags.mark) {
+                        zone.decided(Rule::Watermark);
                         continue;
                     }
                 }

@@ -1,7 +1,7 @@
 //! The free path: merging, retyping, head or tail (mm/page_alloc.c, __free_one_page() and its callers).
 
-use super::zone::{Is, Zone};
-use super::{Model, ORDERS};
+use super::zone::{Is, Rule, Zone};
+use super::{Canary, Model, ORDERS};
 
 const MAX_ORDER: u32 = ORDERS as u32 - 1;
 
@@ -28,32 +28,39 @@ impl Zone {
             if order >= self.block_order {
                 buddy_list = self.block_type(buddy);
                 if buddy_list != list && !(Self::is_mergeable(list) && Self::is_mergeable(buddy_list)) {
+                    self.decided(Rule::KeptApart);
                     break;
                 }
             }
             if is == Is::Guard {
                 self.set(buddy, Is::Other, 0);
+                self.decided(Rule::GuardMerged);
                 if self.semantics.counts_merged_guards {
                     self.account(1 << order, list);
                 }
             } else {
                 self.del_free(buddy, order, buddy_list);
             }
-            if buddy_list != list {
+            if buddy_list != list && !self.semantics.is(Canary::KeepTypes) {
+                self.decided(Rule::Retype);
                 self.set_block_type(buddy, order, list);
             }
             at &= buddy;
             order += 1;
         }
         // buddy_merge_likely()
-        let tail = order < MAX_ORDER - 1 && self.buddy(last_buddy & at, order + 1).1.is_some();
+        let likely = order < MAX_ORDER - 1 && self.buddy(last_buddy & at, order + 1).1.is_some();
+        let tail = likely && !self.semantics.is(Canary::Head);
+        if tail {
+            self.decided(Rule::Tail);
+        }
         self.add_free(at, order, list, tail);
     }
 
     /// free_one_page() and split_large_buddy(): what is larger than a pageblock goes one pageblock after the other, each
     /// with its own type.
     pub(crate) fn free_split(&mut self, at: u32, order: u32) {
-        let part = order.min(self.block_order);
+        let part = if self.semantics.is(Canary::FreeWhole) { order } else { order.min(self.block_order) };
         for index in 0..1 << (order - part) {
             let at = at + (index << part);
             self.free_one(at, part, self.block_type(at));

@@ -21,8 +21,8 @@ use crate::observe::frozen::{MigrateType, State};
 
 pub use alloc::{Request, Reserve};
 pub use compare::Difference;
-pub use semantics::Semantics;
-pub use zone::Zone;
+pub use semantics::{Canary, Semantics};
+pub use zone::{Rule, Zone};
 
 /// Orders of free areas: MAX_PAGE_ORDER is one less.
 pub(crate) const ORDERS: usize = 11;
@@ -109,6 +109,16 @@ impl Model {
         let zones: Result<Vec<Zone>, Unsupported> =
             state.zones.iter().map(|zone| Zone::new(state, zone, types, semantics)).collect();
         Ok(Self { semantics, types, zones: zones? })
+    }
+
+    /// How often each rule decided so far, in all zones.
+    #[must_use]
+    pub fn rules(&self) -> [u64; Rule::ALL.len()] {
+        let mut sum = [0; Rule::ALL.len()];
+        for zone in &self.zones {
+            sum.iter_mut().zip(&zone.rules).for_each(|(sum, count)| *sum += count);
+        }
+        sum
     }
 
     /// The zone that a pfn belongs to.

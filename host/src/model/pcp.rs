@@ -1,8 +1,8 @@
 //! Per-CPU lists of 7.2 and later with SMP (mm/page_alloc.c, __rmqueue_pcplist(), free_frozen_page_commit()).
 
 use super::alloc::{Flags, Mode};
-use super::zone::{Is, List, NIL, Zone};
-use super::{MOVABLE, PCP_TYPES};
+use super::zone::{Is, List, NIL, Rule, Zone};
+use super::{Canary, MOVABLE, PCP_TYPES};
 use crate::observe::frozen;
 
 /// PAGE_ALLOC_COSTLY_ORDER: lists up to this order, and of huge pages.
@@ -76,6 +76,7 @@ impl Zone {
         self.pcp.free_count >>= 1;
         let index = list_of(order, list);
         if self.pcp.lists[index].len == 0 {
+            self.decided(Rule::Refill);
             let batch = self.refill_size(order);
             // The reserves are used, and built, by the free lists alone.
             if flags.highatomic && self.semantics.atomic_leaves_lists {
@@ -83,6 +84,9 @@ impl Zone {
             }
             let mut mode = Mode::Normal;
             for _ in 0..batch {
+                if self.semantics.is(Canary::ForgetMode) {
+                    mode = Mode::Normal;
+                }
                 let Some(page) = self.rmqueue(order, list, flags, &mut mode) else { break };
                 self.set(page, Is::Pcp, order);
                 self.pcp_push(index, page, true);
@@ -132,7 +136,7 @@ impl Zone {
         };
         let index = list_of(order, list);
         self.set(at, Is::Pcp, order);
-        self.pcp_push(index, at, false);
+        self.pcp_push(index, at, self.semantics.is(Canary::FreeToTails));
         let semantics = self.semantics;
         let pcp = &mut self.pcp;
         pcp.alloc_factor >>= 1;
@@ -157,6 +161,8 @@ impl Zone {
             return;
         }
         // nr_pcp_free()
+        let rules = &mut self.rules[Rule::Drain as usize];
+        *rules += 1;
         let mut left = if free_high {
             pcp.count.min(batch << BATCH_SCALE_MAX)
         } else if high < batch {
@@ -213,7 +219,8 @@ impl Zone {
             }
             let order = order_of(index);
             while left > 0 && self.pcp.lists[index].len > 0 {
-                let page = self.pcp.lists[index].last;
+                let list = self.pcp.lists[index];
+                let page = if self.semantics.is(Canary::DrainHeads) { list.first } else { list.last };
                 self.pcp_remove(index, page);
                 self.set(page, Is::Other, 0);
                 left -= 1 << order;

@@ -27,6 +27,69 @@ pub struct Semantics {
     pub frees_in_batches: bool,
     /// Larger pages are held back from a per-CPU list from half of its least size on: 7.x (free_frozen_page_commit()).
     pub holds_larger_longer: bool,
+    /// A rule that is made wrong on purpose: comparing must find it. Only tests set it.
+    pub canary: Option<Canary>,
+}
+
+/// A rule of the model, made wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Canary {
+    /// What is freed beside a block that may merge soon goes to the head of its list, as all else (buddy_merge_likely()).
+    Head,
+    /// What is moved to another type goes to the head of its list (move_to_free_list()).
+    MoveToHead,
+    /// A block is claimed where a quarter of it is free or alike, not half (try_to_claim_block()).
+    ClaimQuarter,
+    /// Types fall back to one another in the other order (fallbacks).
+    Fallbacks,
+    /// Claiming raises no boost (boost_watermark()).
+    NoBoost,
+    /// Blocks that merge keep their types (__free_one_page()).
+    KeepTypes,
+    /// User pages are not counted as movable (prep_move_freepages_block()).
+    NoneMovable,
+    /// Per-CPU lists are drained from their heads (free_pcppages_bulk()).
+    DrainHeads,
+    /// A batch looks for each page anew (rmqueue_bulk(), enum rmqueue_mode).
+    ForgetMode,
+    /// Pages are freed to the tails of per-CPU lists (free_frozen_page_commit()).
+    FreeToTails,
+    /// HIGHATOMIC reserves count as free for all (__zone_watermark_unusable_free()).
+    ReservesCount,
+    /// Nothing is ever reserved (reserve_highatomic_pageblock()).
+    NoReserve,
+    /// The lower half is given back, and the upper one split on (expand()).
+    ExpandLower,
+    /// A block larger than a pageblock is freed as one (split_large_buddy()).
+    FreeWhole,
+}
+
+impl Canary {
+    /// All.
+    pub const ALL: [Self; 14] = [
+        Self::Head,
+        Self::MoveToHead,
+        Self::ClaimQuarter,
+        Self::Fallbacks,
+        Self::NoBoost,
+        Self::KeepTypes,
+        Self::NoneMovable,
+        Self::DrainHeads,
+        Self::ForgetMode,
+        Self::FreeToTails,
+        Self::ReservesCount,
+        Self::NoReserve,
+        Self::ExpandLower,
+        Self::FreeWhole,
+    ];
+}
+
+impl Semantics {
+    /// Whether this rule is made wrong.
+    #[inline]
+    pub(crate) fn is(self, canary: Canary) -> bool {
+        self.canary == Some(canary)
+    }
 }
 
 impl Semantics {
@@ -54,6 +117,7 @@ impl Semantics {
             highatomic_needs_high: since_7 || patch >= 54,
             frees_in_batches: since_7,
             holds_larger_longer: since_7,
+            canary: None,
         })
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Eight bytes a page. Links are pfns relative to the zone, in 24 bits; the byte above a link says what the page is.
 
-use super::{ORDERS, RECLAIMABLE, Semantics, TYPES, TypeNumbers, Unsupported};
+use super::{Canary, ORDERS, RECLAIMABLE, Semantics, TYPES, TypeNumbers, Unsupported};
 use crate::model::pcp::Pcp;
 use crate::observe::frozen::{self, Kind, MigrateType, Part, State};
 
@@ -32,6 +32,7 @@ pub(crate) enum Is {
 struct Entry {
     /// Link, and above it what the page is (3 bits) and its order (4 bits).
     next: u32,
+    /// Link, and above it the number of the free list that it is on.
     prev: u32,
 }
 
@@ -87,6 +88,59 @@ pub struct Zone {
     pub(crate) boost_factor: u64,
     pub(crate) below_high: bool,
     pub(crate) pcp: Pcp,
+    /// How often each rule decided.
+    pub(crate) rules: [u64; Rule::ALL.len()],
+}
+
+/// A rule of the allocator that not every operation comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rule {
+    /// A block of a pageblock or more is claimed whole.
+    ClaimWhole,
+    /// A pageblock is claimed, and what is free of it moved.
+    Claim,
+    /// A pageblock is not claimed: too little of it is free or alike, or it reaches out of the zone.
+    ClaimDenied,
+    /// A page is taken from another type's block, which keeps its type.
+    Steal,
+    /// Two blocks of different types merge, and one is retyped.
+    Retype,
+    /// Blocks stay apart for their types.
+    KeptApart,
+    /// A guard page merges.
+    GuardMerged,
+    /// A pageblock is reserved for HIGHATOMIC.
+    Reserve,
+    /// A page is taken from the HIGHATOMIC reserve.
+    FromReserve,
+    /// A zone is passed over for its watermark.
+    Watermark,
+    /// A per-CPU list is refilled.
+    Refill,
+    /// Per-CPU lists are drained for having too many pages.
+    Drain,
+    /// What is freed goes to the tail, for it is expected to merge.
+    Tail,
+}
+
+impl Rule {
+    /// All, in the order of their numbers.
+    pub const ALL: [Self; 13] = [
+        Self::ClaimWhole,
+        Self::Claim,
+        Self::ClaimDenied,
+        Self::Steal,
+        Self::Retype,
+        Self::KeptApart,
+        Self::GuardMerged,
+        Self::Reserve,
+        Self::FromReserve,
+        Self::Watermark,
+        Self::Refill,
+        Self::Drain,
+        Self::Tail,
+    ];
 }
 
 /// watermark_boost_factor where nobody has set it (mm/page_alloc.c).
@@ -138,6 +192,7 @@ impl Zone {
             boost_factor: BOOST_FACTOR,
             below_high: zone.flag_names.iter().any(|name| name == "ZONE_BELOW_HIGH"),
             pcp: Pcp::new(&zone.cpus[0].pcp),
+            rules: [0; Rule::ALL.len()],
         };
         for (index, class) in zone.pages.iter().enumerate() {
             let at = model.start + index as u32;
@@ -176,6 +231,11 @@ impl Zone {
             }
         }
         Ok(model)
+    }
+
+    #[inline]
+    pub(crate) fn decided(&mut self, rule: Rule) {
+        self.rules[rule as usize] += 1;
     }
 
     pub(crate) fn contains(&self, pfn: u64) -> bool {
@@ -225,7 +285,8 @@ impl Zone {
 
     #[inline]
     fn link_back(&mut self, at: u32, prev: u32) {
-        self.entries[at as usize].prev = prev;
+        let entry = &mut self.entries[at as usize];
+        entry.prev = entry.prev & !LINK | prev;
     }
 
     fn insert_front(&mut self, mut list: List, at: u32) -> List {
@@ -255,7 +316,7 @@ impl Zone {
     }
 
     fn unlink(&mut self, mut list: List, at: u32) -> List {
-        let (next, prev) = (self.next(at), self.entries[at as usize].prev);
+        let (next, prev) = (self.next(at), self.entries[at as usize].prev & LINK);
         if prev == NIL {
             list.first = next
         } else {
@@ -272,16 +333,26 @@ impl Zone {
 
     #[inline]
     pub(crate) fn push_front(&mut self, order: usize, list: usize, at: u32) {
+        self.note_list(at, list);
         self.lists[order][list] = self.insert_front(self.lists[order][list], at);
     }
 
     #[inline]
     pub(crate) fn push_back(&mut self, order: usize, list: usize, at: u32) {
+        self.note_list(at, list);
         self.lists[order][list] = self.insert_back(self.lists[order][list], at);
     }
 
     #[inline]
-    pub(crate) fn remove(&mut self, order: usize, list: usize, at: u32) {
+    fn note_list(&mut self, at: u32, list: usize) {
+        let entry = &mut self.entries[at as usize];
+        entry.prev = entry.prev & LINK | (list as u32) << 24;
+    }
+
+    /// Takes a block off the list that it is on.
+    #[inline]
+    pub(crate) fn remove(&mut self, order: usize, at: u32) {
+        let list = (self.entries[at as usize].prev >> 24) as usize;
         self.lists[order][list] = self.unlink(self.lists[order][list], at);
     }
 
@@ -377,7 +448,7 @@ impl Zone {
     /// __del_page_from_free_list().
     #[inline]
     pub(crate) fn del_free(&mut self, at: u32, order: u32, list: usize) {
-        self.remove(order as usize, list, at);
+        self.remove(order as usize, at);
         self.set(at, Is::Other, 0);
         self.nr_free[order as usize] -= 1;
         self.account_blocks(order, list, -1);
@@ -385,8 +456,12 @@ impl Zone {
 
     /// move_to_free_list(): to the tail.
     pub(crate) fn move_free(&mut self, at: u32, order: u32, from: usize, to: usize) {
-        self.remove(order as usize, from, at);
-        self.push_back(order as usize, to, at);
+        self.remove(order as usize, at);
+        if self.semantics.is(Canary::MoveToHead) {
+            self.push_front(order as usize, to, at);
+        } else {
+            self.push_back(order as usize, to, at);
+        }
         self.account(-(1 << order), from);
         self.account(1 << order, to);
         let isolate = |list: usize| Some(list) == self.types.isolate;

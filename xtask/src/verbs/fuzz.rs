@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use guest_agent::script::{Script, ScriptError};
 use host::fuzz::{Fuzzed, Fuzzer};
-use host::model::Semantics;
+use host::model::{Canary, Rule, Semantics};
 use host::observe::frozen::{ImageError, Kernel};
 use host::run::{self, News, Outcome, RunConfig, RunError};
 use host::vm::VmError;
@@ -58,6 +58,9 @@ pub(crate) struct Fuzz {
     /// Make two runs of one image equal to the byte.
     #[arg(long)]
     deterministic: bool,
+    /// Make a rule of the model wrong, by its number: the fuzzer must find it.
+    #[arg(long, hide = true, value_name = "N")]
+    canary: Option<usize>,
     /// Write the figures as JSON to a file, or to stdout for `-`.
     #[arg(long, value_name = "-|FILE")]
     json: Option<PathBuf>,
@@ -203,6 +206,12 @@ pub(crate) fn run(progress: &Progress, flags: &Fuzz) -> Result<u8, FuzzError> {
         sum(|guest| guest.fuzzed.failures),
         seconds(Duration::from_secs_f64(guests.iter().map(|guest| guest.wall_s).sum()))
     ));
+    let mut rules: Vec<(Rule, u64)> = Rule::ALL.into_iter().map(|rule| (rule, 0)).collect();
+    for guest in &guests {
+        rules.iter_mut().zip(&guest.fuzzed.rules).for_each(|(sum, (_, count))| sum.1 += count);
+    }
+    let rules: Vec<String> = rules.iter().map(|(rule, count)| format!("{rule:?} {count}")).collect();
+    progress.line(&format!("rules that decided: {}", rules.join(", ")));
     if let Some(path) = &flags.json {
         let to_stdout = path.as_os_str() == "-";
         let output: Box<dyn io::Write> =
@@ -232,6 +241,10 @@ fn semantics(flags: &Fuzz, release: &str) -> Result<Semantics, FuzzError> {
         Some(series) if series.starts_with("faults/") => {}
         Some(series) => return Err(FuzzError::Unknown(format!("{release} with {series}"))),
     }
+    if let Some(number) = flags.canary {
+        let canary = Canary::ALL.get(number).copied();
+        semantics.canary = Some(canary.ok_or_else(|| FuzzError::Unknown(format!("canary {number}")))?);
+    }
     if flags.flavour == Flavour::Numa {
         return Err(unknown());
     }
@@ -252,8 +265,12 @@ fn script(flags: &Fuzz, ops: u64) -> Result<Script, ScriptError> {
             flags.guard_order
         ));
     }
+    // User pages with holes between them: what claims a block has to count them.
+    let user = flags.memory / 8;
     text.push_str(&format!(
-        "capture = []\n[[step]]\nwait_quiet = {{}}\n[[step]]\nbatches = {{ count = {}, free = true }}\n",
+        "capture = []\n[[step]]\nanonymous = {{ name = 'user', mib = {user} }}\n\
+         [[step]]\nfree = {{ name = 'user', part = 'odd-pages' }}\n\
+         [[step]]\nwait_quiet = {{}}\n[[step]]\nbatches = {{ count = {}, free = true }}\n",
         batches.min(100_000)
     ));
     Script::parse("the flags' script", &text)
