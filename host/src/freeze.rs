@@ -85,6 +85,8 @@ pub struct Seen<'a> {
     pub checkpoint: &'a str,
     /// What was read.
     pub state: &'a State,
+    /// What is wrong with it.
+    pub violations: &'a [Violation],
     /// The RAM that it was read from, as long as the machine stands still.
     pub ram: &'a Ram,
     /// The same as a file.
@@ -125,10 +127,6 @@ impl FrozenObserver for Freezer<'_> {
             Err(error) => Err(error.to_string()),
             Ok(held) if held.is_empty() => match State::read(self.kernel, &ram) {
                 Ok(state) => {
-                    if let Some(sink) = &mut self.sink {
-                        let (file, layout) = machine.ram();
-                        sink(Seen { checkpoint: bell.checkpoint, state: &state, ram: &ram, file, layout })?;
-                    }
                     let mut frozen = Frozen::new(bell.checkpoint, &state, retries);
                     let now = Allocated::of(&state);
                     if let (Some(before), Some(now)) = (self.before, now) {
@@ -136,6 +134,11 @@ impl FrozenObserver for Freezer<'_> {
                         frozen.violations.extend(broken.map(|broken| violation(bell.checkpoint, "", broken)));
                     }
                     self.before = now;
+                    if let Some(sink) = &mut self.sink {
+                        let (file, layout) = machine.ram();
+                        let (checkpoint, violations) = (bell.checkpoint, &frozen.violations[..]);
+                        sink(Seen { checkpoint, state: &state, violations, ram: &ram, file, layout })?;
+                    }
                     Ok(frozen)
                 }
                 Err(error) => Err(error.to_string()),
@@ -190,25 +193,21 @@ pub fn violations(checkpoint: &str, state: &State) -> Vec<Violation> {
 impl ZoneFigures {
     fn new(state: &State, zone: &Zone) -> Self {
         let kinds = zone.kinds();
-        let of = |kind: Kind| kinds[kind as usize];
         let isolate = state.type_number(MigrateType::Isolate);
         let isolated_pages = zone.listed_pages(|number| Some(number) == isolate);
         let buddy_pages = zone.listed_pages(|_| true);
         let free_pages = zone.counter("NR_FREE_PAGES").unwrap_or(0);
-        let counted = 0_i64
-            .saturating_add_unsigned(buddy_pages.saturating_sub(isolated_pages))
-            .saturating_add(zone.counter("NR_UNACCEPTED").unwrap_or(0));
         Self {
             zone: zone.label(),
             managed_pages: zone.managed,
             free_pages,
             held_back: zone.counter_number("NR_FREE_PAGES").map_or(0, |number| zone.held_back(number)),
             buddy_pages,
-            delta: counted.saturating_sub(free_pages),
-            guard_pages: of(Kind::Guard),
-            pcp_pages: of(Kind::Pcp),
-            deferred_pages: of(Kind::Deferred),
-            allocated_pages: Kind::ALL.iter().filter(|kind| kind.is_allocated()).map(|kind| of(*kind)).sum(),
+            delta: state.delta(zone),
+            guard_pages: kinds.of(Kind::Guard),
+            pcp_pages: kinds.of(Kind::Pcp),
+            deferred_pages: kinds.of(Kind::Deferred),
+            allocated_pages: kinds.allocated(),
             isolated_pages,
         }
     }

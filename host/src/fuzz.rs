@@ -4,10 +4,10 @@
 
 use serde::Serialize;
 
-use crate::batch::{self, Answer, Driver, OpResult};
-use crate::model::{Difference, Model, Request, Reserve, Rule, Semantics};
+use crate::batch::{self, Answer, Driver, Op, OpResult};
+use crate::model::{Difference, Model, Rule, Semantics};
 use crate::observe::frozen::{Kernel, Ram, State};
-use crate::replay::{self, Generator, Op, Slots};
+use crate::replay::{self, Generator, Slots};
 use crate::run::{BatchBell, Bell, FrozenObserver, Phase, RunError};
 use crate::vm::Machine;
 
@@ -139,7 +139,13 @@ impl<'a> Fuzzer<'a> {
         for (index, (op, result)) in ops.iter().zip(&results).enumerate() {
             let found = result.value().ok().filter(|_| matches!(op, Op::Alloc { .. }));
             if divergence.is_none() {
-                let expected = replay::apply(&mut model, &self.slots, *op);
+                let expected = match replay::apply(&mut model, &self.slots, *op) {
+                    Ok(expected) => expected,
+                    Err(error) => {
+                        self.result.no_verdict = Some(error.to_string());
+                        return;
+                    }
+                };
                 self.result.operations += 1;
                 if expected != found {
                     let from = index.saturating_sub(LED);
@@ -200,32 +206,6 @@ fn shown(difference: &Difference) -> String {
     format!("{zone}, {what}: model {model}; kernel {kernel}")
 }
 
-/// The GFP word of a request: no reclaim of any kind, and no warning.
-#[must_use]
-pub fn gfp(request: Request) -> u32 {
-    let zone = [batch::gfp::DMA, batch::gfp::DMA32].get(request.highest_zone).copied().unwrap_or(0);
-    let list = [0, batch::gfp::MOVABLE, batch::gfp::RECLAIMABLE].get(request.list).copied().unwrap_or(0);
-    let reserve = match request.reserve {
-        Reserve::None => batch::gfp::NOMEMALLOC,
-        Reserve::NonBlock => 0,
-        Reserve::Atomic => batch::gfp::HIGH,
-    };
-    batch::gfp::NOWARN | zone | list | reserve
-}
-
-/// An operation as the driver takes it.
-fn driven(op: Op) -> batch::Op {
-    match op {
-        Op::Alloc { slot, request } => {
-            batch::Op::Alloc { slot, order: request.order, gfp: gfp(request), node: None }
-        }
-        Op::Free { slot } => batch::Op::Free { slot },
-        Op::Split { slot } => batch::Op::Split { slot },
-        Op::FreePiece { slot, piece } => batch::Op::FreePiece { slot, piece },
-        Op::Drain => batch::Op::Drain,
-    }
-}
-
 impl FrozenObserver for Fuzzer<'_> {
     fn look(&mut self, _: &mut dyn Machine, _: Bell<'_>) -> Result<(), RunError> {
         Ok(())
@@ -245,12 +225,11 @@ impl FrozenObserver for Fuzzer<'_> {
         if let Some(driver) = self.driver.clone() {
             match bell.phase {
                 Phase::Before => {
-                    if let Some(ops) = self.prepare(&ram) {
-                        let ops: Vec<batch::Op> = ops.into_iter().map(driven).collect();
-                        if let Err(error) = driver.write(file, &ops) {
-                            self.result.no_verdict = Some(error.to_string());
-                            self.pending = None;
-                        }
+                    if let Some(ops) = self.prepare(&ram)
+                        && let Err(error) = driver.write(file, &ops)
+                    {
+                        self.result.no_verdict = Some(error.to_string());
+                        self.pending = None;
                     }
                 }
                 Phase::After => {

@@ -115,6 +115,8 @@ mod tests {
         let ram = tempfile::tempfile().unwrap();
         ram.set_len(64 << 20).unwrap();
         ram.write_all_at(b"low", 5000).unwrap();
+        // Pages that are there and hold nothing need not be.
+        ram.write_all_at(&vec![0; 8 << 20], 16 << 20).unwrap();
         ram.write_all_at(b"high", (40 << 20) - 2).unwrap();
         let vmlinux = folder.path().join("kernel");
         fs::write(&vmlinux, "a kernel").unwrap();

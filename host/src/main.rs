@@ -9,7 +9,7 @@ use clap::{Parser, Subcommand};
 
 use guest_agent::script::Script;
 use host::pair::{self, Event, Plan, Subject};
-use host::report::{Kernel, Report, Role, table};
+use host::report::{Kernel, Report, Role, output, table};
 use host::run::RunError;
 use host::vm::VmError;
 use host::vm::choose::{self, BackendChoice};
@@ -115,8 +115,7 @@ fn test(flags: &Test) -> Result<ExitCode, (u8, String)> {
     let kernels = vec![kernel(Role::Base, &flags.base), kernel(Role::Patched, &flags.patched)];
     let report = Report::new(kernels, runs, false);
     eprint!("{}", table(&report));
-    report
-        .write(std::io::stdout().lock())
+    output::json(&report, std::io::stdout().lock())
         .map_err(|error| (125, format!("failed to write the report: {error}")))?;
     Ok(ExitCode::from(report.verdict.exit_code()))
 }

@@ -7,38 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
+use crate::batch::Op;
 use crate::model::{Model, Request, Reserve};
-
-/// One operation. Slots are names for what was allocated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Op {
-    /// Allocates into an empty slot.
-    Alloc {
-        /// The slot.
-        slot: u32,
-        /// What is asked for.
-        request: Request,
-    },
-    /// Frees a slot's block as it was allocated.
-    Free {
-        /// The slot.
-        slot: u32,
-    },
-    /// Makes single pages of a slot's block (split_page()).
-    Split {
-        /// The slot.
-        slot: u32,
-    },
-    /// Frees one page of a slot that was split.
-    FreePiece {
-        /// The slot.
-        slot: u32,
-        /// Which of its pages.
-        piece: u32,
-    },
-    /// Empties the CPU's lists.
-    Drain,
-}
 
 /// What a slot holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,9 +49,9 @@ impl Slots {
     /// Takes note of what an operation did.
     pub fn note(&mut self, op: Op, result: Option<u64>) {
         match op {
-            Op::Alloc { slot, request } => {
+            Op::Alloc { slot, order, .. } => {
                 if let Some(pfn) = result {
-                    self.held.insert(slot, Holding { pfn, order: request.order, pieces: None });
+                    self.held.insert(slot, Holding { pfn, order, pieces: None });
                 }
             }
             Op::Free { slot } => drop(self.held.remove(&slot)),
@@ -100,27 +70,43 @@ impl Slots {
                     self.held.remove(&slot);
                 }
             }
-            Op::Drain => {}
+            // What is never made here holds nothing that is followed.
+            _ => {}
         }
     }
 }
 
-/// Does an operation in the model; the pfn where it allocates and succeeds. `slots` is what is held before it.
-pub fn apply(model: &mut Model, slots: &Slots, op: Op) -> Option<u64> {
+/// An operation that the model cannot do yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the model does not know {0:?}")]
+pub struct NotModelled(Op);
+
+/// Does an operation in the model; the pfn where it allocates and succeeds. `slots` is what is held before it: what rests
+/// on an allocation that failed is not done.
+///
+/// # Errors
+/// [`NotModelled`].
+pub fn apply(model: &mut Model, slots: &Slots, op: Op) -> Result<Option<u64>, NotModelled> {
     match op {
-        Op::Alloc { request, .. } => return model.alloc(request),
+        Op::Alloc { order, gfp, node: None, .. } => {
+            let request = Request::of_gfp(order, gfp).ok_or(NotModelled(op))?;
+            return Ok(model.alloc(request));
+        }
         Op::Free { slot } => {
-            let holding = slots.held.get(&slot)?;
-            model.free(holding.pfn, holding.order);
+            if let Some(holding) = slots.held.get(&slot) {
+                model.free(holding.pfn, holding.order);
+            }
         }
         Op::FreePiece { slot, piece } => {
-            let holding = slots.held.get(&slot)?;
-            model.free(holding.pfn + u64::from(piece), 0);
+            if let Some(holding) = slots.held.get(&slot) {
+                model.free(holding.pfn + u64::from(piece), 0);
+            }
         }
         Op::Drain => model.drain(),
         Op::Split { .. } => {}
+        _ => return Err(NotModelled(op)),
     }
-    None
+    Ok(None)
 }
 
 /// Which operations a seed makes, and how often: each seed draws its own mix, so that rare ones come up together.
@@ -209,7 +195,8 @@ impl Generator {
                         pages += size;
                         owed += usize::from(tight);
                         held.push((slot, Holding { pfn: 0, order: request.order, pieces: None }));
-                        ops.push(Op::Alloc { slot, request });
+                        let (order, gfp) = (request.order, request.gfp());
+                        ops.push(Op::Alloc { slot, order, gfp, node: None });
                         continue;
                     }
                     Some(slot) => empty.push(slot),

@@ -4,6 +4,7 @@
 //! includes) and a few small ones on top; everything else is in `full-matrix`.
 
 mod batches;
+mod subject;
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -11,6 +12,8 @@ use std::process::{Command, Output, Stdio};
 use host::observe::frozen::plant::{Outcome, plant_each};
 use host::observe::frozen::{Ram, SmallImage};
 use serde_json::Value;
+
+use subject::Subject;
 
 fn xtask(arguments: &[&str]) -> Output {
     let output = Command::new(env!("CARGO_BIN_EXE_xtask"))
@@ -197,41 +200,16 @@ impl host::run::FrozenObserver for Rendered<'_> {
 /// the script.
 fn assert_rendered(kernel: &str, flavour: &str, script_name: &str) {
     use guest_agent::wire::ProcFile;
-    let built = xtask(&["kernel", "build", kernel, "--flavour", flavour]);
-    let line = String::from_utf8(built.stdout).expect("UTF-8");
-    let vmlinux = Path::new(line.split_whitespace().last().expect("a path")).to_owned();
-    // Builds the agent, too.
-    assert_sound(&["--kernel", kernel, "--flavour", flavour]);
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"),
-        |target| Path::new(&target).to_owned(),
-    );
-    let agent = target.join("x86_64-unknown-linux-gnu/agent/guest-agent");
-    let agent = std::fs::read(agent).expect("the agent was built");
-    let path = format!("{}/../guest-agent/scripts/{script_name}.toml", env!("CARGO_MANIFEST_DIR"));
-    let mut text = std::fs::read_to_string(path).expect("a script");
+    let mut text = subject::script(script_name);
     if kernel == "6.1" {
         // It has one size of huge pages.
         text = text.replace("64KiB", "2MiB");
     }
-    let mut script = guest_agent::script::Script::parse(script_name, &text).expect("a script");
+    let mut script = subject::parse(&text);
     script.freeze();
-    let kernel = host::observe::frozen::Kernel::load(&vmlinux).expect("a kernel with types");
-    let mut rendered = Rendered { kernel: &kernel, seen: Vec::new() };
-    let config = host::run::RunConfig {
-        vmlinux: &vmlinux,
-        agent: &agent,
-        script_name,
-        script: &script,
-        memory_mib: None,
-        cpus: 1,
-        deterministic: false,
-        seed: 1,
-        boot_limit: std::time::Duration::from_secs(120),
-        keep: None,
-    };
-    let backend = host::vm::qemu::Qemu::Tcg;
-    let run = host::run::run(&backend, &config, Some(&mut rendered), &mut |_| ()).expect("it runs");
+    let subject = Subject::new(kernel, flavour, false);
+    let mut rendered = Rendered { kernel: &subject.kernel, seen: Vec::new() };
+    let run = subject.run(&script, 1, false, &mut rendered);
     assert!(!rendered.seen.is_empty() && rendered.seen.len() == run.checkpoints.len(), "{:?}", run.outcome);
     for ((buddyinfo, pagetypeinfo, words), raw) in rendered.seen.iter().zip(&run.checkpoints) {
         let printed = |file: ProcFile| raw.files[&file].as_slice();

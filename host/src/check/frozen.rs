@@ -79,10 +79,10 @@ impl Allocated {
         let (mut pages, mut managed, mut deferred) = (0_u64, 0_u64, 0_u64);
         for zone in &state.zones {
             let kinds = zone.kinds();
-            let held = [Kind::Free, Kind::Pcp, Kind::Guard, Kind::Deferred].map(|kind| kinds[kind as usize]);
+            let held = [Kind::Free, Kind::Pcp, Kind::Guard, Kind::Deferred].map(|kind| kinds.of(kind));
             pages = pages.wrapping_add(zone.managed.wrapping_sub(held.iter().sum()));
             managed = managed.wrapping_add(zone.managed);
-            deferred += kinds[Kind::Deferred as usize];
+            deferred += kinds.of(Kind::Deferred);
         }
         Some(Self { events: state.events?, pages, managed, deferred })
     }
@@ -172,9 +172,7 @@ fn free_pages(state: &State, zone: &Zone) -> Vec<Broken> {
     let Some(found) = zone.counter("NR_FREE_PAGES").filter(|_| !zone.has_broken_lists()) else {
         return Vec::new();
     };
-    let isolate = state.type_number(MigrateType::Isolate);
-    let listed = signed(zone.listed_pages(|number| Some(number) != isolate));
-    let expected = listed.saturating_add(zone.counter("NR_UNACCEPTED").unwrap_or(0));
+    let expected = state.countable_pages(zone);
     counted("NR_FREE_PAGES with all CPUs' differences", found, expected, "pages on the free lists")
 }
 
@@ -545,10 +543,8 @@ fn guards(state: &State, zone: &Zone) -> Vec<Broken> {
 /// Kernels: all. Source: mm/page_alloc.c, __free_pages_core(), adjust_managed_page_count().
 fn conservation(_: &State, zone: &Zone) -> Vec<Broken> {
     let kinds = zone.kinds();
-    let of = |kind: Kind| kinds[kind as usize];
-    let allocated: u64 = Kind::ALL.iter().filter(|kind| kind.is_allocated()).map(|kind| of(*kind)).sum();
-    let ours = [Kind::Free, Kind::Pcp, Kind::Guard, Kind::Deferred, Kind::Unaccepted].map(of);
-    let found = ours.iter().sum::<u64>() + allocated;
+    let ours = [Kind::Free, Kind::Pcp, Kind::Guard, Kind::Deferred, Kind::Unaccepted];
+    let found = ours.map(|kind| kinds.of(kind)).iter().sum::<u64>() + kinds.allocated();
     counted(
         "the number of pages that are free, held by CPUs, guards or allocated",
         signed(found),

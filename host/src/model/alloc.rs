@@ -3,6 +3,7 @@
 
 use super::zone::{Is, Rule, Zone};
 use super::{Canary, MOVABLE, Model, ORDERS, PCP_TYPES, RECLAIMABLE, UNMOVABLE};
+use crate::batch::gfp;
 
 /// Types that a type falls back to, in this order (`fallbacks`).
 const FALLBACKS: [[usize; PCP_TYPES - 1]; PCP_TYPES] =
@@ -35,6 +36,48 @@ pub struct Request {
     pub highest_zone: usize,
     /// The reserves.
     pub reserve: Reserve,
+}
+
+impl Request {
+    /// Of a GFP word; none where it may sleep, wakes a reclaimer, or says what the model does not know (gfp_migratetype(),
+    /// gfp_zone(), __GFP_HIGH, __GFP_NOMEMALLOC).
+    #[must_use]
+    pub fn of_gfp(order: u32, word: u32) -> Option<Self> {
+        let has = |flag: u32| word & flag != 0;
+        let list = match (has(gfp::MOVABLE), has(gfp::RECLAIMABLE)) {
+            (false, false) => UNMOVABLE,
+            (true, false) => MOVABLE,
+            (false, true) => RECLAIMABLE,
+            (true, true) => return None,
+        };
+        let highest_zone = match (has(gfp::DMA), has(gfp::DMA32)) {
+            (true, false) => 0,
+            (false, true) => 1,
+            (false, false) => ZONE_NORMAL,
+            (true, true) => return None,
+        };
+        let reserve = match (has(gfp::NOMEMALLOC), has(gfp::HIGH)) {
+            (true, false) => Reserve::None,
+            (false, false) => Reserve::NonBlock,
+            (false, true) => Reserve::Atomic,
+            (true, true) => return None,
+        };
+        let request = Self { order, list, highest_zone, reserve };
+        (word == request.gfp() && (order as usize) < ORDERS).then_some(request)
+    }
+
+    /// The GFP word that asks for it, without a warning where it fails.
+    #[must_use]
+    pub fn gfp(self) -> u32 {
+        let zone = [gfp::DMA, gfp::DMA32].get(self.highest_zone).copied().unwrap_or(0);
+        let list = [0, gfp::MOVABLE, gfp::RECLAIMABLE].get(self.list).copied().unwrap_or(0);
+        let reserve = match self.reserve {
+            Reserve::None => gfp::NOMEMALLOC,
+            Reserve::NonBlock => 0,
+            Reserve::Atomic => gfp::HIGH,
+        };
+        gfp::NOWARN | zone | list | reserve
+    }
 }
 
 /// ALLOC_* of one attempt.

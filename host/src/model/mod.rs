@@ -41,7 +41,7 @@ pub enum Unsupported {
     /// Older kernels let types and lists differ, fall back, and keep per-CPU lists, in other ways.
     #[error("the model does not yet know kernels before 6.12")]
     Kernel,
-    /// More than one node or CPU.
+    /// More than one node or CPU, or a setting.
     #[error("the model does not yet know {0}")]
     Machine(&'static str),
     /// The state breaks an invariant: what follows from it means nothing.
@@ -91,6 +91,12 @@ impl Model {
         }
         if state.zones.iter().any(|zone| zone.cpus.len() != 1) {
             return Err(Unsupported::Machine("more than one CPU"));
+        }
+        if state.settings.defrag_mode {
+            return Err(Unsupported::Machine("vm.defrag_mode"));
+        }
+        if state.settings.one_type {
+            return Err(Unsupported::Machine("a guest too small to tell migratetypes apart"));
         }
         for zone in &state.zones {
             // A kernel that miscounts merged guards miscounts from boot on: the model goes on from what it counted.

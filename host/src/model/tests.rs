@@ -4,23 +4,20 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::check;
-use crate::observe::frozen::{self, Area, Block, Cpu, FreeList, Kind, PageClass, Part, Pcp, PcpList};
+use crate::observe::frozen::{
+    self, Area, Block, Cpu, FreeList, Kind, PageClass, Part, Pcp, PcpList, Settings,
+};
 
 const BLOCK: u64 = 512;
-const KINDS: [MigrateType; 6] = [
-    MigrateType::Unmovable,
-    MigrateType::Movable,
-    MigrateType::Reclaimable,
-    MigrateType::HighAtomic,
-    MigrateType::Cma,
-    MigrateType::Isolate,
-];
 
 /// A machine as it is before anything was allocated: one zone, ZONE_DMA32, all of it free and movable.
 fn fresh(blocks: u64, minorder: u32, smp: bool) -> State {
     let (start, spanned) = (0x1000, blocks * BLOCK);
     let mut areas: Vec<Area> = (0..ORDERS)
-        .map(|_| Area { nr_free: 0, lists: (0..KINDS.len()).map(|_| FreeList::default()).collect() })
+        .map(|_| Area {
+            nr_free: 0,
+            lists: (0..MigrateType::ALL.len()).map(|_| FreeList::default()).collect(),
+        })
         .collect();
     areas[10].nr_free = blocks / 2;
     areas[10].lists[MOVABLE].pfns = (0..blocks / 2).map(|index| (start + index * 2 * BLOCK) as u32).collect();
@@ -67,11 +64,11 @@ fn fresh(blocks: u64, minorder: u32, smp: bool) -> State {
     State {
         pageblock_order: 9,
         guard_minorder: minorder,
-        types: KINDS.into(),
+        types: MigrateType::ALL.into(),
         hygiene: true,
         isolation_keeps_type: true,
         zones: vec![zone],
-        events: None,
+        ..State::default()
     }
 }
 
@@ -130,6 +127,23 @@ fn an_unmovable_page_claims_the_largest_block_of_another_type() {
 }
 
 #[test]
+fn claiming_a_part_of_a_pageblock_boosts_the_watermarks_as_it_is_set() {
+    for (boost_factor, boost) in [(15_000, 512), (0, 0)] {
+        let settings = Settings { boost_factor, ..Settings::default() };
+        let start = State { settings, ..fresh(8, 0, false) };
+        let mut model = model(&start, false);
+        // All but half a pageblock.
+        for order in [10, 10, 10, 9, 8] {
+            model.alloc(request(order, MOVABLE)).expect("a block");
+        }
+        assert_eq!(model.zones[0].boost, 0);
+        model.alloc(request(0, UNMOVABLE)).expect("a page");
+        assert_eq!(model.zones[0].boost, boost);
+        assert_eq!(model.zones[0].rules[Rule::Claim as usize], 1);
+    }
+}
+
+#[test]
 fn merged_guards_are_counted_or_lost() {
     let start = fresh(8, 2, false);
     for counts in [true, false] {
@@ -163,10 +177,34 @@ fn what_is_freed_beside_a_free_block_of_the_next_order_goes_to_the_tail() {
 }
 
 #[test]
+fn a_request_is_its_gfp_word_and_no_other_word_is_taken_for_one() {
+    for (order, list, highest_zone) in
+        (0..11).flat_map(|order| (0..9).map(move |both| (order, both % 3, both / 3)))
+    {
+        for reserve in [Reserve::None, Reserve::NonBlock, Reserve::Atomic] {
+            let request = Request { order, list, highest_zone, reserve };
+            assert_eq!(Request::of_gfp(order, request.gfp()), Some(request));
+            // __GFP_DIRECT_RECLAIM, __GFP_KSWAPD_RECLAIM, __GFP_ZERO
+            for other in [0x400, 0x800, 0x100] {
+                assert_eq!(Request::of_gfp(order, request.gfp() | other), None);
+            }
+        }
+    }
+    assert_eq!(Request::of_gfp(11, request(0, MOVABLE).gfp()), None);
+}
+
+#[test]
 fn a_machine_that_the_model_does_not_know_is_refused() {
     let mut old = fresh(2, 0, true);
     old.hygiene = false;
     assert_eq!(Model::new(&old, semantics(true)).err(), Some(Unsupported::Kernel));
+    for settings in [
+        Settings { defrag_mode: true, ..Settings::default() },
+        Settings { one_type: true, ..Settings::default() },
+    ] {
+        let state = State { settings, ..fresh(2, 0, true) };
+        assert!(matches!(Model::new(&state, semantics(true)), Err(Unsupported::Machine(_))));
+    }
     let mut broken = fresh(2, 0, true);
     broken.zones[0].areas[10].nr_free = 7;
     assert!(matches!(Model::new(&broken, semantics(true)), Err(Unsupported::Broken { invariant: "I1", .. })));

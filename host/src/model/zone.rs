@@ -143,9 +143,6 @@ impl Rule {
     ];
 }
 
-/// watermark_boost_factor where nobody has set it (mm/page_alloc.c).
-const BOOST_FACTOR: u64 = 15000;
-
 impl Zone {
     pub(crate) fn new(
         state: &State,
@@ -189,7 +186,7 @@ impl Zone {
             watermarks: [0, 1, 2].map(|index| zone.watermarks.get(index).copied().unwrap_or(0)),
             lowmem_reserve: zone.lowmem_reserve.clone(),
             boost: zone.boost,
-            boost_factor: BOOST_FACTOR,
+            boost_factor: state.settings.boost_factor.into(),
             below_high: zone.flag_names.iter().any(|name| name == "ZONE_BELOW_HIGH"),
             pcp: Pcp::new(&zone.cpus[0].pcp),
             rules: [0; Rule::ALL.len()],

@@ -1,13 +1,9 @@
 //! What came of a test: schema 1 of the JSON report, the verdict, and the table for people.
 
 pub mod inspect;
+pub mod output;
 mod table;
 mod verdict;
-
-use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 
 use serde::Serialize;
 
@@ -186,33 +182,6 @@ impl Report {
             kernels: Vec::new(),
             runs: Vec::new(),
         }
-    }
-
-    /// Writes the JSON, ended by a newline.
-    ///
-    /// # Errors
-    /// Where `output` cannot be written.
-    pub fn write(&self, mut output: impl Write) -> io::Result<()> {
-        serde_json::to_writer_pretty(&mut output, self)?;
-        output.write_all(b"\n")?;
-        output.flush()
-    }
-
-    /// Writes the JSON to a file, whole or not at all. What is there and is no file, such as `/dev/null` or a pipe, is
-    /// written to and stays what it is.
-    ///
-    /// # Errors
-    /// Where it cannot be written.
-    pub fn write_to(&self, path: &Path) -> io::Result<()> {
-        if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
-            return self.write(io::BufWriter::new(fs::OpenOptions::new().write(true).open(path)?));
-        }
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // As any new file, less what the umask takes: a temporary one could be read by its owner alone.
-        let permissions = fs::Permissions::from_mode(0o666);
-        let mut file = tempfile::Builder::new().permissions(permissions).tempfile_in(folder)?;
-        self.write(io::BufWriter::new(&mut file))?;
-        file.persist(path).map(drop).map_err(|error| error.error)
     }
 
     /// The same without what differs between two equal runs: wall times, and paths in commands.

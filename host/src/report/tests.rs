@@ -1,3 +1,5 @@
+use std::os::unix::fs::OpenOptionsExt;
+
 use super::*;
 use crate::check::console::Kind;
 
@@ -179,8 +181,12 @@ fn the_table_of_a_kernel_that_did_not_boot() {
 #[test]
 fn the_json() {
     let mut json = Vec::new();
-    report(vec![violated(Base), run(Patched)]).redacted().write(&mut json).unwrap();
+    output::json(&report(vec![violated(Base), run(Patched)]).redacted(), &mut json).unwrap();
     snapshot("report-json", &String::from_utf8(json).unwrap());
+}
+
+fn write_to(report: &Report, path: &std::path::Path) {
+    output::file(path, |file| output::json(report, file)).unwrap();
 }
 
 #[test]
@@ -188,7 +194,7 @@ fn a_file_is_written_whole() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("report.json");
     std::fs::write(&path, "old").unwrap();
-    Report::no_verdict("nothing was built".into()).write_to(&path).unwrap();
+    write_to(&Report::no_verdict("nothing was built".into()), &path);
     let value: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     assert_eq!(value["verdict"], "no-verdict");
     assert_eq!(value["reason"], "nothing was built");
@@ -211,19 +217,21 @@ fn a_report_replaces_a_file_but_not_a_pipe() {
     let folder = tempfile::tempdir().unwrap();
     let report = report(vec![run(Base), run(Patched)]);
     let mut json = Vec::new();
-    report.write(&mut json).unwrap();
+    output::json(&report, &mut json).unwrap();
 
     let file = folder.path().join("report.json");
     std::fs::write(&file, "an old one, longer than nothing").unwrap();
-    report.write_to(&file).unwrap();
+    write_to(&report, &file);
     assert_eq!(std::fs::read(&file).unwrap(), json);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
 
     let pipe = folder.path().join("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
     // Holding both ends lets the writer open it; the report fits into the pipe.
-    let mut both = std::fs::OpenOptions::new().read(true).write(true).open(&pipe).unwrap();
-    report.write_to(&pipe).unwrap();
+    let mut open = std::fs::OpenOptions::new();
+    let nonblock = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let mut both = open.read(true).write(true).custom_flags(nonblock).open(&pipe).unwrap();
+    write_to(&report, &pipe);
     let mut read = vec![0; json.len()];
     std::io::Read::read_exact(&mut both, &mut read).unwrap();
     assert_eq!(read, json);

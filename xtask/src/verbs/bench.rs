@@ -1,23 +1,22 @@
 //! `cargo xtask bench`: how long our own work takes, as ratios within one run.
 
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use guest_agent::script::{Script, ScriptError};
+use guest_agent::script::Script;
 use host::freeze;
-use host::observe::frozen::{ImageError, Kernel, Ram, ReadError, State, struct_pages_sum};
+use host::observe::frozen::{Kernel, Ram, ReadError, State, struct_pages_sum};
 use host::run::{self, Bell, FrozenObserver, Outcome, RunConfig, RunError};
+use host::vm::Machine;
 use host::vm::choose::{self, BackendChoice};
-use host::vm::{Machine, VmError};
 use serde::Serialize;
 
-use crate::agent::{self, AgentError};
-use crate::kernel::{Flavour, KernelError, Kernels, Kind};
+use super::guest::{self, GuestError};
+use crate::agent;
+use crate::kernel::{Flavour, Kernels};
 use crate::progress::Progress;
 use crate::scripts;
-use crate::tools::{self, Work};
 
 /// What to measure.
 #[derive(Clone, Debug, clap::Subcommand)]
@@ -41,54 +40,6 @@ pub(crate) struct Frozen {
     /// Write the figures as JSON to a file, or to stdout for `-`.
     #[arg(long, value_name = "-|FILE")]
     json: Option<PathBuf>,
-}
-
-/// Why there are no figures.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum BenchError {
-    /// The kernel.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    /// The script.
-    #[error(transparent)]
-    Script(#[from] ScriptError),
-    /// The script cannot be found.
-    #[error(transparent)]
-    NoScript(#[from] scripts::NotFound),
-    /// The agent.
-    #[error(transparent)]
-    Agent(#[from] AgentError),
-    /// The vmlinux does not serve.
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    /// The run.
-    #[error(transparent)]
-    Run(#[from] RunError),
-    /// The guest did not come to the checkpoint.
-    #[error("the guest of {gib} GiB was not measured: {why}")]
-    Guest {
-        /// Its size in GiB.
-        gib: u32,
-        /// Why.
-        why: String,
-    },
-    /// The figures cannot be written.
-    #[error("failed to write the figures: {0}")]
-    Write(#[from] io::Error),
-}
-
-impl BenchError {
-    /// What this failure means for the exit code.
-    pub(crate) fn kind(&self) -> Kind {
-        match self {
-            Self::Kernel(error) => error.kind(),
-            Self::Script(_) | Self::NoScript(_) => Kind::Usage,
-            Self::Agent(AgentError::Interrupted) | Self::Run(RunError::Vm(VmError::Interrupted)) => {
-                Kind::Interrupted
-            }
-            _ => Kind::NoVerdict,
-        }
-    }
 }
 
 /// The figures of one guest.
@@ -177,14 +128,14 @@ fn median(times: &mut [Duration]) -> Duration {
 /// Measures and prints a table on stderr, and the JSON where it is asked for.
 ///
 /// # Errors
-/// See [`BenchError`].
-pub(crate) fn run(progress: &Progress, verb: &BenchVerb) -> Result<(), BenchError> {
+/// See [`GuestError`].
+pub(crate) fn run(progress: &Progress, verb: &BenchVerb) -> Result<(), GuestError> {
     let BenchVerb::Frozen(flags) = verb;
-    tools::require(&[Work::Run]).map_err(KernelError::from)?;
+    guest::need_tools(progress, false)?;
     let (file, text) = scripts::read("boot")?;
     let script = Script { capture: Vec::new(), ..Script::parse(&file, &text)? };
     let built = Kernels::open(progress)?.one(&flags.kernel, None, Flavour::Smp, false)?;
-    let kernel = Kernel::load(&built.vmlinux)?;
+    let kernel = guest::load(&built.vmlinux, &[])?;
     let agent = agent::build(progress)?;
     let (backend, _) = choose::choose(BackendChoice::Auto, false);
     let mut all = Vec::new();
@@ -206,7 +157,8 @@ pub(crate) fn run(progress: &Progress, verb: &BenchVerb) -> Result<(), BenchErro
         let task = progress.task(&format!("{} of {gib} GiB", built.release));
         let run = run::run(backend.as_ref(), &config, Some(&mut measure), &mut |_| ())?;
         task.done("measured");
-        let unmeasured = |why: String| BenchError::Guest { gib, why };
+        let unmeasured =
+            |why: String| GuestError::Undecided(format!("the guest of {gib} GiB was not measured: {why}"));
         let figures = match (measure.figures, run.outcome) {
             (Some(Ok(figures)), _) => figures,
             (Some(Err(error)), _) => return Err(unmeasured(error.to_string())),
@@ -227,13 +179,7 @@ pub(crate) fn run(progress: &Progress, verb: &BenchVerb) -> Result<(), BenchErro
         all.push(figures);
     }
     if let Some(path) = &flags.json {
-        let to_stdout = path.as_os_str() == "-";
-        let output: Box<dyn io::Write> =
-            if to_stdout { Box::new(io::stdout().lock()) } else { Box::new(File::create(path)?) };
-        serde_json::to_writer_pretty(output, &all).map_err(io::Error::from)?;
-        if to_stdout {
-            println!();
-        }
+        guest::write_json(path, &all)?;
     }
     Ok(())
 }

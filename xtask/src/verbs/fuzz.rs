@@ -1,23 +1,19 @@
 //! `cargo xtask fuzz`: random batches of allocator operations on a real kernel, each held to the model page by page.
 
-use std::fs::File;
-use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use guest_agent::script::{Script, ScriptError};
+use guest_agent::script::Script;
 use host::fuzz::{Fuzzed, Fuzzer};
 use host::model::{Canary, Rule, Semantics};
-use host::observe::frozen::{ImageError, Kernel};
-use host::run::{self, News, Outcome, RunConfig, RunError};
-use host::vm::VmError;
+use host::run::{self, News, Outcome, RunConfig};
 use host::vm::choose::{self, BackendChoice};
 use serde::Serialize;
 
-use crate::agent::{self, AgentError};
-use crate::kernel::{Flavour, KernelError, Kernels, Kind};
+use super::guest::{self, GuestError};
+use crate::agent;
+use crate::kernel::{Flavour, Kernels, Kind};
 use crate::progress::{Progress, seconds};
-use crate::tools::{self, Work};
 
 /// Series whose behaviour the model has as a switch.
 const GUARD_ACCOUNTING: &str = "guard-accounting";
@@ -69,48 +65,6 @@ pub(crate) struct Fuzz {
     install_deps: bool,
 }
 
-/// Why nothing was run.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum FuzzError {
-    /// The kernel.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    /// The script that the flags make.
-    #[error(transparent)]
-    Script(#[from] ScriptError),
-    /// The agent.
-    #[error(transparent)]
-    Agent(#[from] AgentError),
-    /// The vmlinux does not serve.
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    /// The run could not be tried.
-    #[error(transparent)]
-    Run(#[from] RunError),
-    /// The model does not know such a kernel.
-    #[error(
-        "the model does not know {0}: it knows 6.12.29 and later, 7.2 and 7.3, smp and up, with or without {GUARD_ACCOUNTING}"
-    )]
-    Unknown(String),
-    /// The figures cannot be written.
-    #[error("failed to write the figures: {0}")]
-    Write(#[from] io::Error),
-}
-
-impl FuzzError {
-    /// What this failure means for the exit code.
-    pub(crate) fn kind(&self) -> Kind {
-        match self {
-            Self::Kernel(error) => error.kind(),
-            Self::Script(_) | Self::Unknown(_) => Kind::Usage,
-            Self::Agent(AgentError::Interrupted) | Self::Run(RunError::Vm(VmError::Interrupted)) => {
-                Kind::Interrupted
-            }
-            _ => Kind::NoVerdict,
-        }
-    }
-}
-
 /// One guest.
 #[derive(Clone, Debug, Serialize)]
 struct Guest {
@@ -130,16 +84,12 @@ struct Guest {
 /// Runs guests until the operations are done; gives the exit code.
 ///
 /// # Errors
-/// See [`FuzzError`].
-pub(crate) fn run(progress: &Progress, flags: &Fuzz) -> Result<u8, FuzzError> {
-    if flags.install_deps {
-        let works = [Work::Source, Work::Packages, Work::Build, Work::Run];
-        tools::install(progress, &works).map_err(KernelError::from)?;
-    }
-    tools::require(&[Work::Run]).map_err(KernelError::from)?;
+/// See [`GuestError`].
+pub(crate) fn run(progress: &Progress, flags: &Fuzz) -> Result<u8, GuestError> {
+    guest::need_tools(progress, flags.install_deps)?;
     let built = Kernels::open(progress)?.one(&flags.kernel, flags.series.as_deref(), flags.flavour, true)?;
-    let semantics = semantics(flags, &built.release)?;
-    let kernel = Kernel::load(&built.vmlinux)?;
+    let semantics = semantics(progress, flags, &built.release)?;
+    let kernel = guest::load(&built.vmlinux, &[])?;
     let agent = agent::build(progress)?;
     let (backend, why) = choose::choose(BackendChoice::Auto, flags.deterministic);
     progress.line(&format!("backend: {} ({why})", backend.name()));
@@ -213,14 +163,10 @@ pub(crate) fn run(progress: &Progress, flags: &Fuzz) -> Result<u8, FuzzError> {
     let rules: Vec<String> = rules.iter().map(|(rule, count)| format!("{rule:?} {count}")).collect();
     progress.line(&format!("rules that decided: {}", rules.join(", ")));
     if let Some(path) = &flags.json {
-        let to_stdout = path.as_os_str() == "-";
-        let output: Box<dyn io::Write> =
-            if to_stdout { Box::new(io::stdout().lock()) } else { Box::new(File::create(path)?) };
-        let json = serde_json::json!({ "schema": 1, "release": built.release, "build_id": built.build_id, "guests": guests });
-        serde_json::to_writer_pretty(output, &json).map_err(io::Error::from)?;
-        if to_stdout {
-            println!();
-        }
+        let json = serde_json::json!({
+            "schema": 1, "release": built.release, "build_id": built.build_id, "guests": guests
+        });
+        guest::write_json(path, &json)?;
     }
     let failed = guests.iter().any(|guest| guest.guest_failure.is_some());
     let undecided = guests.iter().any(|guest| guest.fuzzed.no_verdict.is_some());
@@ -231,28 +177,32 @@ pub(crate) fn run(progress: &Progress, flags: &Fuzz) -> Result<u8, FuzzError> {
     })
 }
 
-fn semantics(flags: &Fuzz, release: &str) -> Result<Semantics, FuzzError> {
-    let unknown = || FuzzError::Unknown(format!("{release} {}", flags.flavour));
-    let mut semantics = Semantics::of(release, flags.flavour == Flavour::Smp).ok_or_else(unknown)?;
+/// What the kernel does, as far as the model knows. A series that it has no switch for is taken for one that changes
+/// nothing: where it does, the kernel diverges, and that is what is to be seen.
+fn semantics(progress: &Progress, flags: &Fuzz, release: &str) -> Result<Semantics, GuestError> {
+    let mut semantics = Semantics::of(release, flags.flavour != Flavour::Up).ok_or_else(|| {
+        GuestError::Usage(format!(
+            "the model does not know {release}: it knows 6.12.29 and later, 7.2 and 7.3"
+        ))
+    })?;
     match flags.series.as_deref() {
         None => {}
         Some(GUARD_ACCOUNTING) => semantics.counts_merged_guards = true,
-        // Something that the model has no switch for: that it diverges is what is to be seen.
-        Some(series) if series.starts_with("faults/") => {}
-        Some(series) => return Err(FuzzError::Unknown(format!("{release} with {series}"))),
+        Some(series) => {
+            progress
+                .line(&format!("the model predicts {release} without {series}: what it changes diverges"));
+        }
     }
     if let Some(number) = flags.canary {
         let canary = Canary::ALL.get(number).copied();
-        semantics.canary = Some(canary.ok_or_else(|| FuzzError::Unknown(format!("canary {number}")))?);
-    }
-    if flags.flavour == Flavour::Numa {
-        return Err(unknown());
+        semantics.canary =
+            Some(canary.ok_or_else(|| GuestError::Usage(format!("there is no canary {number}")))?);
     }
     Ok(semantics)
 }
 
 /// The script that the flags make.
-fn script(flags: &Fuzz, ops: u64) -> Result<Script, ScriptError> {
+fn script(flags: &Fuzz, ops: u64) -> Result<Script, GuestError> {
     // A batch may be short where there is nothing left to do, so some more.
     let batches = ops.div_ceil(flags.batch.into()) + 2;
     let mut text = format!("about = 'random batches'\nmemory_mib = {}\n", flags.memory);
@@ -273,7 +223,7 @@ fn script(flags: &Fuzz, ops: u64) -> Result<Script, ScriptError> {
          [[step]]\nwait_quiet = {{}}\n[[step]]\nbatches = {{ count = {}, free = true }}\n",
         batches.min(100_000)
     ));
-    Script::parse("the flags' script", &text)
+    Ok(Script::parse("the flags' script", &text)?)
 }
 
 fn line(guest: &Guest) -> String {

@@ -1,28 +1,27 @@
 //! `cargo xtask inspect`: boot one kernel, stop it, and print the exact state of its page allocator.
 
-use std::fs::{self, File};
-use std::io::{self, IsTerminal, Write};
+use std::fs::File;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use guest_agent::script::{Script, ScriptError, Step};
+use guest_agent::script::{Script, Step};
 use host::check::Violation;
 use host::freeze::{self, Freezer, Seen};
 use host::image::{self, About};
-use host::observe::frozen::{ImageError, Kernel, Ram, ReadError, State};
-use host::report::inspect;
-use host::report::{self, Report, Role, RunName, RunReport, Verdict};
+use host::observe::frozen::{Kernel, Ram, ReadError, State};
+use host::report::{self, Report, Role, RunName, RunReport, Verdict, inspect, output};
 use host::run::{self, News, RunConfig, RunError};
-use host::vm::choose::{self, BackendChoice};
-use host::vm::{RamLayout, VmError};
+use host::vm::RamLayout;
+use host::vm::choose;
 use serde_json::{Value, json};
 
-use super::test_kernel::{self, DEFAULT_KERNEL};
-use crate::agent::{self, AgentError};
-use crate::kernel::{Flavour, KernelError, Kernels, Kind};
+use super::guest::{self, DEFAULT_KERNEL, GuestError, GuestFlags};
+use super::test_kernel;
+use crate::agent;
+use crate::kernel::Kernels;
 use crate::progress::Progress;
 use crate::scripts;
-use crate::tools::{self, Work};
 
 /// The script where none is named.
 const DEFAULT_SCRIPT: &str = "boot";
@@ -49,27 +48,11 @@ pub(crate) struct Inspect {
     /// The checkpoint to print and to save [default: the script's last].
     #[arg(long, value_name = "NAME")]
     checkpoint: Option<String>,
-    /// smp has per-CPU page lists; up has none on 7.2 and later and is the quietest kernel there is.
-    #[arg(long, value_enum, default_value_t)]
-    flavour: Flavour,
+    #[command(flatten)]
+    guest: GuestFlags,
     /// Put the driver into the kernel that runs batches of allocator operations; by itself it does nothing.
     #[arg(long)]
     driver: bool,
-    /// What runs the guest; auto measures whether KVM is worth using.
-    #[arg(long, value_enum, default_value_t)]
-    backend: BackendChoice,
-    /// Make two runs of one image equal to the byte.
-    #[arg(long)]
-    deterministic: bool,
-    /// RAM of the guest in MiB [default: the script's].
-    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(64..=65536))]
-    memory: Option<u32>,
-    /// vCPUs of the guest.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
-    cpus: u32,
-    /// Seconds from start to agent ready, after which the kernel counts as not booting.
-    #[arg(long, value_name = "S", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86400))]
-    boot_limit: u64,
     /// Look at RAM saved earlier instead of running a guest.
     #[arg(
         long,
@@ -87,9 +70,6 @@ pub(crate) struct Inspect {
     /// Also read this global variable of the kernel at each checkpoint; may be given more than once.
     #[arg(long, value_name = "NAME")]
     variable: Vec<String>,
-    /// Keep initramfs, channel, console and RAM of the run in this folder.
-    #[arg(long, value_name = "DIR")]
-    keep: Option<PathBuf>,
     /// Save RAM, kernel and report to this folder, so that a finding can be looked at again.
     #[arg(long, value_name = "DIR")]
     save: Option<PathBuf>,
@@ -102,87 +82,6 @@ pub(crate) struct Inspect {
     /// Install missing tools through apt.
     #[arg(long)]
     install_deps: bool,
-}
-
-/// Why there is nothing to print.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum InspectError {
-    /// The kernel.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    /// The script.
-    #[error(transparent)]
-    Script(#[from] ScriptError),
-    /// A script that cannot be found.
-    #[error(transparent)]
-    NoScript(#[from] scripts::NotFound),
-    /// The script has no such checkpoint, or none at all.
-    #[error("script {script} has no checkpoint {wanted}; it has: {}", known.join(", "))]
-    NoCheckpoint {
-        /// The script.
-        script: String,
-        /// What was asked for.
-        wanted: String,
-        /// What there is.
-        known: Vec<String>,
-    },
-    /// The agent.
-    #[error(transparent)]
-    Agent(#[from] AgentError),
-    /// The run could not be tried.
-    #[error(transparent)]
-    Run(#[from] RunError),
-    /// The vmlinux does not serve.
-    #[error("{} cannot serve to read a guest's memory: {source}", path.display())]
-    Vmlinux {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: ImageError,
-    },
-    /// The saved RAM cannot be read.
-    #[error("failed to read the RAM in {}: {source}", path.display())]
-    Ram {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: ReadError,
-    },
-    /// A file of the user's.
-    #[error("failed to read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
-    /// A result cannot be written.
-    #[error("failed to write {}: {source}", path.display())]
-    Write {
-        /// Where to.
-        path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
-}
-
-impl InspectError {
-    /// What this failure means for the exit code.
-    pub(crate) fn kind(&self) -> Kind {
-        match self {
-            Self::Kernel(error) => error.kind(),
-            Self::Script(_) | Self::NoScript(_) | Self::NoCheckpoint { .. } | Self::Read { .. } => {
-                Kind::Usage
-            }
-            Self::Run(RunError::Script(_)) => Kind::Usage,
-            Self::Agent(AgentError::Interrupted) | Self::Run(RunError::Vm(VmError::Interrupted)) => {
-                Kind::Interrupted
-            }
-            Self::Agent(_) | Self::Run(_) | Self::Vmlinux { .. } | Self::Ram { .. } | Self::Write { .. } => {
-                Kind::NoVerdict
-            }
-        }
-    }
 }
 
 /// What is shown of one state.
@@ -203,7 +102,7 @@ struct Looked {
 ///
 /// # Errors
 /// Where the command makes no sense, the user stopped it, or there is nothing to look at.
-pub(crate) fn run(progress: &Progress, flags: &Inspect) -> Result<u8, InspectError> {
+pub(crate) fn run(progress: &Progress, flags: &Inspect) -> Result<u8, GuestError> {
     let result = match (&flags.ram, &flags.vmlinux) {
         (Some(ram), Some(vmlinux)) => saved(flags, ram, vmlinux)?,
         _ => booted(progress, flags)?,
@@ -212,48 +111,26 @@ pub(crate) fn run(progress: &Progress, flags: &Inspect) -> Result<u8, InspectErr
     if let Some(shown) = &result.shown {
         text.push_str(&shown.text);
         if let Some(path) = &flags.svg {
-            write(path, |file| file.write_all(shown.svg.as_bytes()))?;
+            output::file(path, |file| file.write_all(shown.svg.as_bytes()))
+                .map_err(|source| GuestError::Write { path: path.clone(), source })?;
         }
     }
     text.push_str(&result.findings);
     if result.verdict == Verdict::Consistent {
         text.push_str("no violation\n");
     }
-    let to_stdout = flags.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
-    if to_stdout {
+    if flags.json.as_deref().is_some_and(guest::is_stdout) {
         progress.line(text.trim_end());
     } else {
-        print(&text)?;
+        guest::print(&text)?;
     }
-    let mut json = serde_json::to_string_pretty(&result.json).unwrap_or_default();
-    json.push('\n');
     if let Some(folder) = &flags.save {
-        write(&folder.join("report.json"), |file| file.write_all(json.as_bytes()))?;
+        guest::write_json(&folder.join("report.json"), &result.json)?;
     }
-    match &flags.json {
-        Some(_) if to_stdout => print(&json)?,
-        Some(path) => write(path, |file| file.write_all(json.as_bytes()))?,
-        None => {}
+    if let Some(path) = &flags.json {
+        guest::write_json(path, &result.json)?;
     }
     Ok(result.verdict.exit_code())
-}
-
-fn print(text: &str) -> Result<(), InspectError> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
-        // A reader that has seen enough, such as `head`.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(InspectError::Write { path: "stdout".into(), source: error })
-        }
-        _ => Ok(()),
-    }
-}
-
-fn write(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<(), InspectError> {
-    let failed = |source| InspectError::Write { path: path.to_owned(), source };
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).map_err(failed)?;
-    }
-    File::create(path).and_then(|mut file| write(&mut file)).map_err(failed)
 }
 
 fn show(state: &State, variables: &[(String, Vec<u64>)]) -> Shown {
@@ -277,8 +154,8 @@ fn lines(violations: &[Violation]) -> String {
 }
 
 /// Looks at an image that was saved earlier.
-fn saved(flags: &Inspect, path: &Path, vmlinux: &Path) -> Result<Looked, InspectError> {
-    let unreadable = |source| InspectError::Read { path: path.to_owned(), source };
+fn saved(flags: &Inspect, path: &Path, vmlinux: &Path) -> Result<Looked, GuestError> {
+    let unreadable = |source| GuestError::Read { path: path.to_owned(), source };
     let about = image::about(path).map_err(unreadable)?;
     let file = File::open(path).map_err(unreadable)?;
     let all_bytes = file.metadata().map_err(unreadable)?.len();
@@ -286,10 +163,10 @@ fn saved(flags: &Inspect, path: &Path, vmlinux: &Path) -> Result<Looked, Inspect
         (Some(about), None) => about.layout(),
         (_, low) => RamLayout { low_bytes: all_bytes.min(low.unwrap_or(LOW_MEMORY_MIB) << 20), all_bytes },
     };
-    let kernel = load(flags, vmlinux)?;
+    let kernel = guest::load(vmlinux, &flags.variable)?;
     let ram = Ram::map(&file, layout).map_err(unreadable)?;
     let read = State::read(&kernel, &ram);
-    let of_ram = |source| InspectError::Ram { path: path.to_owned(), source };
+    let of_ram = |source| GuestError::Ram { path: path.to_owned(), source };
     let state = read.map_err(of_ram)?;
     let variables = variables(flags, &kernel, &ram).map_err(of_ram)?;
     let checkpoint = about.as_ref().map_or("saved", |about| about.checkpoint.as_str());
@@ -302,11 +179,6 @@ fn saved(flags: &Inspect, path: &Path, vmlinux: &Path) -> Result<Looked, Inspect
         "states": [of_state(checkpoint, &state, &violations, &variables)],
     });
     Ok(Looked { verdict, json, shown: Some(show(&state, &variables)), findings: lines(&violations) })
-}
-
-fn load(flags: &Inspect, vmlinux: &Path) -> Result<Kernel, InspectError> {
-    Kernel::load_with(vmlinux, &flags.variable)
-        .map_err(|source| InspectError::Vmlinux { path: vmlinux.to_owned(), source })
 }
 
 fn of_state(
@@ -332,11 +204,11 @@ fn variable_lines(variables: &[(String, Vec<u64>)]) -> String {
 }
 
 /// The script with every checkpoint frozen, its short name, and the checkpoint to show.
-fn script(flags: &Inspect) -> Result<(Script, String, String), InspectError> {
+fn script(flags: &Inspect) -> Result<(Script, String, String), GuestError> {
     let (file, text) = scripts::read(flags.script.as_deref().unwrap_or(DEFAULT_SCRIPT))?;
     let mut script = Script::parse(&file, &text)?;
     script.freeze();
-    let steps = script.unroll(&file, flags.memory.unwrap_or(script.memory_mib))?;
+    let steps = script.unroll(&file, flags.guest.memory.unwrap_or(script.memory_mib))?;
     let checkpoints = steps.iter().filter_map(|step| match step {
         Step::Checkpoint(checkpoint) => Some(checkpoint.name.to_string()),
         _ => None,
@@ -344,33 +216,31 @@ fn script(flags: &Inspect) -> Result<(Script, String, String), InspectError> {
     let known: Vec<String> = checkpoints.collect();
     let wanted = flags.checkpoint.clone().or_else(|| known.last().cloned()).unwrap_or_default();
     if !known.contains(&wanted) {
-        return Err(InspectError::NoCheckpoint { script: file, wanted, known });
+        let known = known.join(", ");
+        return Err(GuestError::Usage(format!("script {file} has no checkpoint {wanted}; it has: {known}")));
     }
     let short = file.rsplit('/').next().unwrap_or(&file).trim_end_matches(".toml").to_owned();
     Ok((script, short, wanted))
 }
 
 /// Boots a kernel and looks at each checkpoint of a script.
-fn booted(progress: &Progress, flags: &Inspect) -> Result<Looked, InspectError> {
+fn booted(progress: &Progress, flags: &Inspect) -> Result<Looked, GuestError> {
     let (script, script_name, wanted) = script(flags)?;
-    if flags.install_deps {
-        let works = [Work::Source, Work::Packages, Work::Build, Work::Run];
-        tools::install(progress, &works).map_err(KernelError::from)?;
-    }
-    tools::require(&[Work::Run]).map_err(KernelError::from)?;
+    guest::need_tools(progress, flags.install_deps)?;
     let spec = flags.kernel.as_deref().unwrap_or(DEFAULT_KERNEL);
-    let built = Kernels::open(progress)?.one(spec, flags.series.as_deref(), flags.flavour, flags.driver)?;
-    let kernel = load(flags, &built.vmlinux)?;
+    let built =
+        Kernels::open(progress)?.one(spec, flags.series.as_deref(), flags.guest.flavour, flags.driver)?;
+    let kernel = guest::load(&built.vmlinux, &flags.variable)?;
     let agent = agent::build(progress)?;
-    let (backend, why) = choose::choose(flags.backend, flags.deterministic);
+    let (backend, why) = choose::choose(flags.guest.backend, flags.guest.deterministic);
     progress.line(&format!("backend: {} ({why})", backend.name()));
 
     let mut shown = None;
     let mut states = Vec::new();
     let mut sink = |seen: Seen<'_>| {
-        let violations = freeze::violations(seen.checkpoint, seen.state);
-        let variables = variables(flags, &kernel, seen.ram).unwrap_or_default();
-        states.push(of_state(seen.checkpoint, seen.state, &violations, &variables));
+        let variables = variables(flags, &kernel, seen.ram)
+            .map_err(|error| RunError::Io { doing: "read a variable", source: io::Error::other(error) })?;
+        states.push(of_state(seen.checkpoint, seen.state, seen.violations, &variables));
         if seen.checkpoint != wanted {
             return Ok(());
         }
@@ -393,12 +263,12 @@ fn booted(progress: &Progress, flags: &Inspect) -> Result<Looked, InspectError> 
         agent: &agent,
         script_name: &script_name,
         script: &script,
-        memory_mib: flags.memory,
-        cpus: if flags.deterministic { 1 } else { flags.cpus },
-        deterministic: flags.deterministic,
+        memory_mib: flags.guest.memory,
+        cpus: if flags.guest.deterministic { 1 } else { flags.guest.cpus },
+        deterministic: flags.guest.deterministic,
         seed: 1,
-        boot_limit: Duration::from_secs(flags.boot_limit),
-        keep: flags.keep.as_deref(),
+        boot_limit: Duration::from_secs(flags.guest.boot_limit),
+        keep: flags.guest.keep.as_deref(),
     };
     let task = progress.task(&format!("{} {}, {script_name}", built.release, built.flavour));
     let run = run::run(backend.as_ref(), &config, Some(&mut freezer), &mut |news| match news {
@@ -411,7 +281,7 @@ fn booted(progress: &Progress, flags: &Inspect) -> Result<Looked, InspectError> 
         script: &script_name,
         round: 1,
         backend: backend.name(),
-        deterministic: flags.deterministic,
+        deterministic: flags.guest.deterministic,
     };
     let observations = freezer.observations;
     let run = RunReport::new(name, run, &observations);

@@ -1,59 +1,19 @@
 //! Batches in kernels with the driver: what it says it did is what the frozen states before and after show.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use guest_agent::script::Script;
 use host::batch::{Answer, Driver, NotDone, OPS_MAX, Op, Record, Wrong, gfp};
 use host::freeze::violations;
 use host::observe::frozen::{Kernel, Kind, MigrateType, Ram, State};
 use host::report::inspect;
-use host::run::{BatchBell, Bell, FrozenObserver, Outcome, Phase, Run, RunConfig, RunError, run};
+use host::run::{BatchBell, Bell, FrozenObserver, Outcome, Phase, RunError};
 use host::vm::Machine;
-use host::vm::qemu::Qemu;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde_json::Value;
 
-use super::xtask;
-
-/// A kernel, built, and the agent for it.
-struct Subject {
-    vmlinux: PathBuf,
-    kernel: Kernel,
-    agent: Vec<u8>,
-}
-
-impl Subject {
-    fn new(kernel: &str, flavour: &str, driver: bool) -> Self {
-        let mut arguments = vec!["kernel", "build", kernel, "--flavour", flavour];
-        arguments.extend(driver.then_some("--driver"));
-        let last_word = |arguments: &[&str]| {
-            let printed = String::from_utf8(xtask(arguments).stdout).expect("UTF-8");
-            PathBuf::from(printed.split_whitespace().last().expect("a path"))
-        };
-        let vmlinux = last_word(&arguments);
-        let kernel = Kernel::load(&vmlinux).expect("a kernel of ours can be read");
-        let agent = std::fs::read(last_word(&["agent"])).expect("the agent is built");
-        Self { vmlinux, kernel, agent }
-    }
-
-    fn run(&self, script: &str, cpus: u32, deterministic: bool, observer: &mut dyn FrozenObserver) -> Run {
-        let script = Script::parse("test", script).expect("a script");
-        let config = RunConfig {
-            vmlinux: &self.vmlinux,
-            agent: &self.agent,
-            script_name: "test",
-            script: &script,
-            memory_mib: None,
-            cpus,
-            deterministic,
-            seed: 1,
-            boot_limit: Duration::from_secs(120),
-            keep: None,
-        };
-        run(&Qemu::Tcg, &config, Some(observer), &mut |_| {}).expect("it can be tried")
-    }
-}
+use super::subject::{self, Subject};
 
 /// A batch, and what was seen of it.
 struct Ran {
@@ -137,7 +97,7 @@ fn batches(
     }
     script.push_str("[[step]]\ncheckpoint = 'after'\n");
     let mut player = Player { kernel: &subject.kernel, driver: None, next, written: None, ran: Vec::new() };
-    let run = subject.run(&script, cpus, deterministic, &mut player);
+    let run = subject.run(&subject::parse(&script), cpus, deterministic, &mut player);
     assert_eq!(run.outcome, Outcome::Complete { tainted: 0 }, "{:?}", run.console_tail);
     assert_eq!(player.ran.len(), steps.iter().map(|(count, _)| count).sum::<usize>());
     player.ran
@@ -155,7 +115,7 @@ fn is_free(state: &State, pfn: u64) -> bool {
 
 fn free_pages(state: &State) -> u64 {
     let free = [Kind::Free, Kind::Pcp, Kind::Guard, Kind::Deferred];
-    state.zones.iter().map(|zone| free.iter().map(|kind| zone.kinds()[*kind as usize]).sum::<u64>()).sum()
+    state.zones.iter().map(|zone| free.iter().map(|kind| zone.kinds().of(*kind)).sum::<u64>()).sum()
 }
 
 /// What slots hold, by what the driver said: first pfn, order, and which pieces are left of a split one.
@@ -233,16 +193,6 @@ fn shown(state: &State) -> Value {
     inspect::json(state, &[])
 }
 
-/// A few numbers that are the same every time.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
-}
-
 const KINDS: [u32; 3] = [0, gfp::MOVABLE, gfp::RECLAIMABLE];
 const ZONES: [u32; 3] = [0, gfp::DMA32, gfp::DMA];
 
@@ -262,20 +212,25 @@ fn full_after(ran: &[Ran]) -> BTreeMap<u32, u32> {
     full
 }
 
+/// A number below `limit`.
+fn below(dice: &mut ChaCha8Rng, limit: u64) -> u64 {
+    dice.next_u64() % limit
+}
+
 /// Operations where `full` is the order of each slot that is full. In the batch each counts as done.
-fn mixed(dice: &mut Dice, mut full: BTreeMap<u32, u32>, count: usize, drain: bool) -> Vec<Record> {
+fn mixed(dice: &mut ChaCha8Rng, mut full: BTreeMap<u32, u32>, count: usize, drain: bool) -> Vec<Record> {
     let mut ops = Vec::new();
     while ops.len() < count {
-        let slot = dice.below(400) as u32;
+        let slot = below(dice, 400) as u32;
         match full.remove(&slot) {
             None => {
                 // Small ones more often.
-                let order = (dice.below(11) * dice.below(11) / 10) as u32;
-                let flags = gfp::NOWARN | KINDS[dice.below(3) as usize] | ZONES[dice.below(3) as usize];
+                let order = (below(dice, 11) * below(dice, 11) / 10) as u32;
+                let flags = gfp::NOWARN | KINDS[below(dice, 3) as usize] | ZONES[below(dice, 3) as usize];
                 full.insert(slot, order);
                 ops.push(Op::Alloc { slot, order, gfp: flags, node: None });
             }
-            Some(order) if order > 0 && dice.below(4) == 0 => {
+            Some(order) if order > 0 && below(dice, 4) == 0 => {
                 ops.push(Op::Split { slot });
                 // All of it, with something else in the middle.
                 let pieces = 1 << order;
@@ -285,7 +240,7 @@ fn mixed(dice: &mut Dice, mut full: BTreeMap<u32, u32>, count: usize, drain: boo
             }
             Some(_) => ops.push(Op::Free { slot }),
         }
-        if drain && dice.below(50) == 0 {
+        if drain && below(dice, 50) == 0 {
             ops.push(Op::Drain);
         }
     }
@@ -343,7 +298,7 @@ fn assert_driver(kernel: &str, flavour: &str, setting: Setting) {
     let subject = Subject::new(kernel, flavour, true);
     let nolock = kernel.starts_with('7');
     let bad = bad();
-    let mut dice = Dice(setting.cpus.into());
+    let mut dice = ChaCha8Rng::seed_from_u64(setting.cpus.into());
     let good = 12;
     let count = good + 2 + bad.len() + 1;
     let ran = batches(&subject, setting, &[(count, false)], |ran, _| match ran.len() {
@@ -411,7 +366,7 @@ fn i01_what_the_driver_does_is_what_it_says() {
 fn i06_a_deterministic_machine_gives_the_same_pages_at_the_same_instants() {
     let subject = Subject::new("7.2", "smp", true);
     let play = || {
-        let mut dice = Dice(6);
+        let mut dice = ChaCha8Rng::seed_from_u64(6);
         let setting = Setting { deterministic: true, ..PLAIN };
         let ran =
             batches(&subject, setting, &[(3, false)], |ran, _| mixed(&mut dice, full_after(ran), 200, true));
@@ -533,7 +488,7 @@ fn i02_a_kernel_without_the_driver_says_what_to_do() {
     }
     let subject = Subject::new("7.2", "smp", false);
     let script = "about = 'a'\nmemory_mib = 128\n[[step]]\nbatches = { count = 1 }\n";
-    let outcome = subject.run(script, 1, false, &mut Nothing).outcome;
+    let outcome = subject.run(&subject::parse(script), 1, false, &mut Nothing).outcome;
     let Outcome::NoVerdict(reason) = outcome else { panic!("{outcome:?}") };
     assert!(reason.to_string().contains("kernel build --driver"), "{reason}");
 }
@@ -551,8 +506,7 @@ fn idle(kernel: &str, flavour: &str, driver: bool) -> State {
     }
     let subject = Subject::new(kernel, flavour, driver);
     let mut once = Once(&subject.kernel, None);
-    let boot = Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest-agent/scripts/boot.toml");
-    let script = std::fs::read_to_string(boot).expect("a script");
+    let script = subject::parse(&subject::script("boot"));
     let run = subject.run(&script, 1, true, &mut once);
     assert_eq!(run.outcome, Outcome::Complete { tainted: 0 });
     once.1.expect("it was looked at")
@@ -563,11 +517,7 @@ fn assert_idle(kernel: &str, flavour: &str) {
     let [without, with] = [false, true].map(|driver| idle(kernel, flavour, driver));
     let managed = |state: &State| state.zones.iter().map(|zone| zone.managed).sum::<u64>();
     let count = |state: &State, kinds: &[Kind]| -> u64 {
-        state
-            .zones
-            .iter()
-            .map(|zone| kinds.iter().map(|kind| zone.kinds()[*kind as usize]).sum::<u64>())
-            .sum()
+        state.zones.iter().map(|zone| kinds.iter().map(|kind| zone.kinds().of(*kind)).sum::<u64>()).sum()
     };
     let allocated: Vec<Kind> = Kind::ALL.into_iter().filter(|kind| kind.is_allocated()).collect();
     println!(

@@ -84,6 +84,29 @@ impl Kind {
     }
 }
 
+/// Numbers of pages by kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kinds(pub(super) [u64; Kind::ALL.len()]);
+
+impl Kinds {
+    /// Pages of one kind.
+    #[must_use]
+    pub fn of(&self, kind: Kind) -> u64 {
+        self.0[kind as usize]
+    }
+
+    /// Pages that were handed out by the allocator and not yet given back.
+    #[must_use]
+    pub fn allocated(&self) -> u64 {
+        Kind::ALL.iter().filter(|kind| kind.is_allocated()).map(|kind| self.of(*kind)).sum()
+    }
+
+    /// Every kind with its pages.
+    pub fn iter(&self) -> impl Iterator<Item = (Kind, u64)> {
+        Kind::ALL.into_iter().zip(self.0)
+    }
+}
+
 /// Which part of a block of pages a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]

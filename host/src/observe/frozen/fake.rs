@@ -623,7 +623,7 @@ mod tests {
         let normal = &state.zones[1];
         assert_eq!((normal.name.as_str(), normal.managed), ("Normal", 2048 - 1));
         let kinds = normal.kinds();
-        let pages = |kind: Kind| kinds[kind as usize];
+        let pages = |kind: Kind| kinds.of(kind);
         let free = 128 + 64 + 16 + 8 + 1 + 2;
         assert_eq!(pages(Kind::Free), free + 512 + 1024);
         assert_eq!([Kind::Guard, Kind::Pcp, Kind::Deferred, Kind::Lru].map(pages), [8, 10, 2, 8]);

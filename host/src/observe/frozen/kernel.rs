@@ -73,6 +73,10 @@ pub enum MigrateType {
 }
 
 impl MigrateType {
+    /// All that are known, as a kernel with CMA and isolation numbers them.
+    pub const ALL: [Self; 6] =
+        [Self::Unmovable, Self::Movable, Self::Reclaimable, Self::HighAtomic, Self::Cma, Self::Isolate];
+
     fn by_name(name: &str) -> Option<Self> {
         Some(match name {
             "MIGRATE_UNMOVABLE" => Self::Unmovable,
@@ -220,7 +224,7 @@ const EVENTS_MAX: usize = 512;
 const VARIABLE_MAX_WORDS: u64 = 4096;
 
 /// Symbols that the reader uses; the second column says whether every kernel has it.
-const SYMBOLS: [(&str, bool); 18] = [
+const SYMBOLS: [(&str, bool); 21] = [
     ("contig_page_data", false),
     ("node_data", false),
     ("mem_section", true),
@@ -237,6 +241,9 @@ const SYMBOLS: [(&str, bool); 18] = [
     ("zero_page_pfn", false),
     ("huge_zero_pfn", false),
     ("vm_event_states", false),
+    ("watermark_boost_factor", false),
+    ("defrag_mode", false),
+    ("page_group_by_mobility_disabled", false),
     ("linux_banner", false),
     // The memory of our driver (crate::batch).
     ("buddydiff_batch", false),

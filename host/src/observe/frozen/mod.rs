@@ -23,7 +23,7 @@ mod space;
 use std::collections::BTreeMap;
 use std::io;
 
-pub use class::{Block, Kind, PageClass, Part};
+pub use class::{Block, Kind, Kinds, PageClass, Part};
 pub use extent::Extent;
 pub use kernel::{Kernel, MigrateType};
 pub use ram::Ram;
@@ -113,6 +113,26 @@ pub struct State {
     pub zones: Vec<Zone>,
     /// Events of all CPUs since boot, where the kernel counts them.
     pub events: Option<Events>,
+    /// What an administrator may have set.
+    pub settings: Settings,
+}
+
+/// Settings that decide what the allocator does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// vm.watermark_boost_factor, in ten thousandths of the high watermark.
+    pub boost_factor: u32,
+    /// Whether vm.defrag_mode is on (7.2 and later).
+    pub defrag_mode: bool,
+    /// Whether the guest is too small to tell migratetypes apart (page_group_by_mobility_disabled).
+    pub one_type: bool,
+}
+
+impl Default for Settings {
+    /// What a kernel starts with.
+    fn default() -> Self {
+        Self { boost_factor: 15_000, defrag_mode: false, one_type: false }
+    }
 }
 
 /// Events of the allocator since boot, summed over all CPUs, in pages.
@@ -400,6 +420,7 @@ impl State {
             isolation_keeps_type: kernel.section.isolate_bit.is_some(),
             zones,
             events,
+            settings: Settings::read(kernel, space),
         })
     }
 
@@ -407,6 +428,20 @@ impl State {
     #[must_use]
     pub fn type_number(&self, kind: MigrateType) -> Option<usize> {
         self.types.iter().position(|known| *known == kind)
+    }
+
+    /// What NR_FREE_PAGES of a zone should be: the pages on its free lists but the isolated ones, and pages not yet accepted.
+    #[must_use]
+    pub fn countable_pages(&self, zone: &Zone) -> i64 {
+        let isolate = self.type_number(MigrateType::Isolate);
+        let listed = zone.listed_pages(|number| Some(number) != isolate);
+        0_i64.saturating_add_unsigned(listed).saturating_add(zone.counter("NR_UNACCEPTED").unwrap_or(0))
+    }
+
+    /// What is missing from NR_FREE_PAGES of a zone, with what CPUs hold back of it.
+    #[must_use]
+    pub fn delta(&self, zone: &Zone) -> i64 {
+        self.countable_pages(zone).saturating_sub(zone.counter("NR_FREE_PAGES").unwrap_or(0))
     }
 
     /// Pages of a pageblock.
@@ -554,6 +589,19 @@ impl Cpus {
             list.push((cpu, has(&online, cpu), space.u64(address).ok_or(unreadable)?));
         }
         Ok(Self { list })
+    }
+}
+
+impl Settings {
+    /// A kernel that has no such setting, or whose symbols do not tell, does as one that nobody has set.
+    fn read(kernel: &Kernel, space: &Space<'_>) -> Self {
+        let int = |name: &str| space.u32(kernel.symbol(name)?.address);
+        let default = Self::default();
+        Self {
+            boost_factor: int("watermark_boost_factor").unwrap_or(default.boost_factor),
+            defrag_mode: int("defrag_mode").is_some_and(|mode| mode != 0),
+            one_type: int("page_group_by_mobility_disabled").is_some_and(|disabled| disabled != 0),
+        }
     }
 }
 
@@ -729,9 +777,9 @@ impl Zone {
         pages
     }
 
-    /// Pages of each kind, in the order of [`Kind::ALL`].
+    /// Pages of each kind.
     #[must_use]
-    pub fn kinds(&self) -> [u64; Kind::ALL.len()] {
+    pub fn kinds(&self) -> Kinds {
         // Several tables, for neighbours are of one kind as a rule, and would wait for each other's count.
         let mut tables = [[0_u64; 16]; 4];
         let (fours, rest) = self.pages.as_chunks::<4>();
@@ -743,13 +791,7 @@ impl Zone {
         for class in rest {
             tables[0][class.kind_number()] += 1;
         }
-        std::array::from_fn(|kind| tables.iter().map(|table| table[kind]).sum())
-    }
-
-    /// Guard pages.
-    #[must_use]
-    pub fn guard_pages(&self) -> u64 {
-        self.pages.iter().filter(|class| class.kind() == Kind::Guard).count() as u64
+        Kinds(std::array::from_fn(|kind| tables.iter().map(|table| table[kind]).sum()))
     }
 
     /// Whether any walk over its free lists had to be given up: counts of them then mean nothing.

@@ -126,6 +126,15 @@ impl Marks {
     }
 }
 
+/// A page as the scan finds it.
+#[derive(Clone, Copy)]
+struct Page<'a> {
+    pfn: u64,
+    words: &'a PageWords,
+    mark: Mark,
+    references: u32,
+}
+
 /// The block that the scan is inside of.
 struct Inside {
     start: u64,
@@ -204,17 +213,11 @@ impl Scan<'_, '_> {
                 return self.inside.class;
             }
         }
-        self.slow(pfn, page, listed, mark, references)
+        self.slow(Page { pfn, words: page, mark, references }, listed)
     }
 
-    fn slow(
-        &mut self,
-        pfn: u64,
-        page: &PageWords,
-        listed: PageClass,
-        mark: Mark,
-        references: u32,
-    ) -> PageClass {
+    fn slow(&mut self, page: Page<'_>, listed: PageClass) -> PageClass {
+        let Page { pfn, words, mark, references } = page;
         if pfn < self.inside.end {
             let kind = self.inside.class.kind();
             if self.inside.free {
@@ -227,34 +230,28 @@ impl Scan<'_, '_> {
                         let fault = if kind == Kind::Pcp { Fault::PcpReferenced } else { Fault::Referenced };
                         self.fault(fault, pfn, 0, references.into());
                     }
-                    self.private(pfn, page);
+                    self.private(pfn, words);
                     return self.inside.class;
                 }
-            } else if word(page, self.kernel.page.compound) & 1 == 1 && listed == PageClass::default() {
+            } else if word(words, self.kernel.page.compound) & 1 == 1 && listed == PageClass::default() {
                 // A tail that is marked itself, as each page of some compound pages is.
                 return self.inside.class;
             }
         }
         match listed.kind() {
-            Kind::Free => self.free(pfn, page, listed, mark, references),
-            Kind::Pcp | Kind::Deferred => self.per_cpu(pfn, page, listed, mark, references),
-            _ => self.unlisted(pfn, page, mark, references),
+            Kind::Free => self.free(page, listed),
+            Kind::Pcp | Kind::Deferred => self.per_cpu(page, listed),
+            _ => self.unlisted(page),
         }
     }
 
     /// The head of a block that a walk found on a free list.
-    fn free(
-        &mut self,
-        pfn: u64,
-        page: &PageWords,
-        listed: PageClass,
-        mark: Mark,
-        references: u32,
-    ) -> PageClass {
+    fn free(&mut self, page: Page<'_>, listed: PageClass) -> PageClass {
+        let Page { pfn, words, mark, references } = page;
         let order = listed.order();
         match mark {
             Mark::Buddy => {
-                let held = word(page, self.kernel.page.private);
+                let held = word(words, self.kernel.page.private);
                 if held != u64::from(order) {
                     self.fault(Fault::WrongOrder, pfn, order.into(), held);
                 }
@@ -265,20 +262,14 @@ impl Scan<'_, '_> {
         if references != 0 {
             self.fault(Fault::Referenced, pfn, 0, references.into());
         }
-        if !self.bits.is_of(word(page, self.kernel.page.flags), self.of_zone) {
+        if !self.bits.is_of(word(words, self.kernel.page.flags), self.of_zone) {
             self.fault(Fault::OtherZone, pfn, 0, 1);
         }
         self.enter(pfn, order, listed)
     }
 
-    fn per_cpu(
-        &mut self,
-        pfn: u64,
-        page: &PageWords,
-        listed: PageClass,
-        mark: Mark,
-        references: u32,
-    ) -> PageClass {
+    fn per_cpu(&mut self, page: Page<'_>, listed: PageClass) -> PageClass {
+        let Page { pfn, words, mark, references } = page;
         if matches!(mark, Mark::Buddy | Mark::Guard) {
             self.fault(Fault::PcpMarked, pfn, 0, 1);
         }
@@ -286,7 +277,7 @@ impl Scan<'_, '_> {
             self.fault(Fault::PcpReferenced, pfn, 0, references.into());
         }
         if listed.kind() == Kind::Pcp {
-            self.private(pfn, page);
+            self.private(pfn, words);
         }
         self.enter(pfn, listed.order(), listed)
     }
@@ -317,12 +308,13 @@ impl Scan<'_, '_> {
         class
     }
 
-    fn unlisted(&mut self, pfn: u64, page: &PageWords, mark: Mark, references: u32) -> PageClass {
-        let flags = word(page, self.kernel.page.flags);
+    fn unlisted(&mut self, page: Page<'_>) -> PageClass {
+        let Page { pfn, words, mark, references } = page;
+        let flags = word(words, self.kernel.page.flags);
         if !self.bits.is_of(flags, self.of_zone) {
             return PageClass::new(Kind::Foreign, Part::Single, 0);
         }
-        let held = word(page, self.kernel.page.private);
+        let held = word(words, self.kernel.page.private);
         let possible = held < self.kernel.zone.orders as u64;
         let kind = match mark {
             Mark::Buddy => {

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::blocks::{BlockSummary, blocks};
-use super::{WATERMARKS, allocated, delta, type_name};
+use super::{WATERMARKS, type_name};
 use crate::check::Violation;
 use crate::observe::frozen::{Cpu, Kind, State, Zone};
 
@@ -189,7 +189,7 @@ impl<'a> ZoneInspection<'a> {
             }
             free
         });
-        let pages = Kind::ALL.iter().zip(kinds).filter(|(_, pages)| *pages > 0);
+        let pages = kinds.iter().filter(|(_, pages)| *pages > 0);
         Self {
             zone: zone.label(),
             node: zone.node,
@@ -200,8 +200,8 @@ impl<'a> ZoneInspection<'a> {
             managed_pages: zone.managed,
             cma_pages: zone.cma,
             buddy_pages: zone.listed_pages(|_| true),
-            delta: delta(state, zone),
-            allocated_pages: allocated(&kinds),
+            delta: state.delta(zone),
+            allocated_pages: kinds.allocated(),
             watermarks: WATERMARKS.into_iter().zip(zone.watermarks.iter().copied()).collect(),
             watermark_boost: zone.boost,
             flags: &zone.flag_names,

@@ -12,32 +12,12 @@ mod tests;
 
 use std::fmt::Write as _;
 
-use crate::observe::frozen::{Kind, MigrateType, State, Zone};
+use crate::observe::frozen::{Kind, State};
 
 pub use blocks::{BlockSummary, blocks};
 pub use json::{Inspection, inspection, json};
 pub use map::block_map;
 pub use svg::svg;
-
-/// Pages on the free lists that should be counted as free, less NR_FREE_PAGES with what CPUs hold back of it: isolated pages
-/// are on lists and not counted, unaccepted ones the other way round.
-fn delta(state: &State, zone: &Zone) -> i64 {
-    let isolate = state.type_number(MigrateType::Isolate);
-    let listed = zone.listed_pages(|number| Some(number) != isolate);
-    0_i64
-        .saturating_add_unsigned(listed)
-        .saturating_add(zone.counter("NR_UNACCEPTED").unwrap_or(0))
-        .saturating_sub(zone.counter("NR_FREE_PAGES").unwrap_or(0))
-}
-
-/// Pages of one kind, of [`Zone::kinds`].
-fn of(kinds: &[u64; Kind::ALL.len()], kind: Kind) -> u64 {
-    kinds[kind as usize]
-}
-
-fn allocated(kinds: &[u64; Kind::ALL.len()]) -> u64 {
-    Kind::ALL.iter().filter(|kind| kind.is_allocated()).map(|kind| of(kinds, *kind)).sum()
-}
 
 /// Name of a migratetype by its number, as pagetypeinfo prints it.
 fn type_name(state: &State, number: usize) -> &'static str {
@@ -69,10 +49,10 @@ pub fn zones(state: &State) -> String {
             zone.present,
             zone.managed,
             zone.listed_pages(|_| true),
-            of(&kinds, Kind::Pcp),
-            of(&kinds, Kind::Guard),
-            allocated(&kinds),
-            delta(state, zone),
+            kinds.of(Kind::Pcp),
+            kinds.of(Kind::Guard),
+            kinds.allocated(),
+            state.delta(zone),
         );
     }
     text.push('\n');

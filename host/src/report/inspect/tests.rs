@@ -3,19 +3,12 @@
 use super::*;
 use crate::check::Violation;
 use crate::observe::frozen::{Area, Block, Cpu, FreeList, PageClass, Part, Pcp, PcpList};
+use crate::observe::frozen::{MigrateType, Zone};
 
 const ORDER: u32 = 3;
-const TYPES: [MigrateType; 6] = [
-    MigrateType::Unmovable,
-    MigrateType::Movable,
-    MigrateType::Reclaimable,
-    MigrateType::HighAtomic,
-    MigrateType::Cma,
-    MigrateType::Isolate,
-];
 
 fn block(kind: MigrateType, isolated: bool) -> Option<Block> {
-    let number = TYPES.iter().position(|known| *known == kind).unwrap();
+    let number = MigrateType::ALL.iter().position(|known| *known == kind).unwrap();
     Some(Block { kind, number, skip: false, isolated })
 }
 
@@ -61,13 +54,13 @@ fn zone(name: &str, start: u64, map: &str) -> Zone {
     zone.watermarks = vec![2, 3, 4, 5];
     zone.lowmem_reserve = vec![0, 12, 12];
     zone.areas = (0..4)
-        .map(|_| Area { nr_free: 0, lists: TYPES.iter().map(|_| FreeList::default()).collect() })
+        .map(|_| Area { nr_free: 0, lists: MigrateType::ALL.iter().map(|_| FreeList::default()).collect() })
         .collect();
     zone
 }
 
 fn list(zone: &mut Zone, order: usize, kind: MigrateType, pfns: &[u32]) {
-    let number = TYPES.iter().position(|known| *known == kind).unwrap();
+    let number = MigrateType::ALL.iter().position(|known| *known == kind).unwrap();
     zone.areas[order].lists[number].pfns.extend(pfns);
     zone.areas[order].nr_free += pfns.len() as u64;
 }
@@ -122,11 +115,11 @@ fn state() -> State {
     State {
         pageblock_order: ORDER,
         guard_minorder: 1,
-        types: TYPES.to_vec(),
+        types: MigrateType::ALL.to_vec(),
         hygiene: true,
         isolation_keeps_type: true,
         zones: vec![dma, dma32],
-        events: None,
+        ..State::default()
     }
 }
 
