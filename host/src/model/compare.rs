@@ -42,6 +42,13 @@ impl Model {
     }
 }
 
+/// All that a CPU holds, as text.
+fn held(cpu: &frozen::Cpu) -> String {
+    let lists = cpu.pcp.lists.iter().enumerate().filter(|(_, list)| !list.pfns.is_empty());
+    let lists: Vec<String> = lists.map(|(index, list)| format!("list {index} {:x?}", list.pfns)).collect();
+    format!("{} pages, {}, differences {:?}", cpu.pcp.count, lists.join(", "), cpu.diffs)
+}
+
 impl Zone {
     fn differences(&self, state: &State, other: &frozen::Zone, all: &mut Vec<Difference>) {
         let mut found = Vec::new();
@@ -72,7 +79,8 @@ impl Zone {
             let kernel = other.counters.get(number).copied().unwrap_or(0);
             compare(name.to_owned(), model.value.to_string(), kernel.to_string());
             let what = format!("difference of {name} that the CPU holds back");
-            compare(what, model.held.to_string(), other.held_back(number).to_string());
+            let held = other.cpus.first().map_or(0, |cpu| cpu.held_back(number));
+            compare(what, model.held.to_string(), held.to_string());
         }
         let highatomic = other.free_highatomic.unwrap_or(0);
         compare("nr_free_highatomic".into(), self.free_highatomic.to_string(), highatomic.to_string());
@@ -95,6 +103,9 @@ impl Zone {
             ] {
                 compare(format!("per-CPU {name}"), model.to_string(), kernel.to_string());
             }
+        }
+        for (model, kernel) in self.others.iter().zip(other.cpus.get(1..).unwrap_or_default()) {
+            compare(format!("CPU {}, which ran nothing", model.number), held(model), held(kernel));
         }
         for (index, kernel) in other.blocks.iter().enumerate() {
             let Some(kernel) = kernel else { continue };

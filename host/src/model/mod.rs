@@ -4,7 +4,7 @@
 //! operations, and is held against a later frozen state by [`Model::differences`]. What a kernel does differently from
 //! another is in [`Semantics`], named after what changed.
 //!
-//! Modelled so far: 6.12 from .29 on, 7.2 and 7.3, on one node and one CPU, requests that may not sleep, with and without per-CPU lists. See
+//! Modelled so far: 6.12 from .29 on, 7.2 and 7.3, on one node, for requests of the first CPU that may not sleep, with and without per-CPU lists. See
 //! [`Unsupported`] for what is refused.
 
 mod alloc;
@@ -41,7 +41,7 @@ pub enum Unsupported {
     /// Older kernels let types and lists differ, fall back, and keep per-CPU lists, in other ways.
     #[error("the model does not yet know kernels before 6.12")]
     Kernel,
-    /// More than one node or CPU, or a setting.
+    /// More than one node, or a setting.
     #[error("the model does not yet know {0}")]
     Machine(&'static str),
     /// The state breaks an invariant: what follows from it means nothing.
@@ -89,8 +89,8 @@ impl Model {
         if state.zones.iter().any(|zone| zone.node != 0) {
             return Err(Unsupported::Machine("more than one node"));
         }
-        if state.zones.iter().any(|zone| zone.cpus.len() != 1) {
-            return Err(Unsupported::Machine("more than one CPU"));
+        if state.zones.iter().any(|zone| zone.cpus.is_empty()) {
+            return Err(Unsupported::Machine("a machine without a CPU"));
         }
         if state.settings.defrag_mode {
             return Err(Unsupported::Machine("vm.defrag_mode"));

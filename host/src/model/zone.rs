@@ -87,7 +87,10 @@ pub struct Zone {
     pub(crate) boost: u64,
     pub(crate) boost_factor: u64,
     pub(crate) below_high: bool,
+    /// The per-CPU lists of the CPU that runs the operations: the first one.
     pub(crate) pcp: Pcp,
+    /// What the other CPUs hold, which stays as it is.
+    pub(crate) others: Vec<frozen::Cpu>,
     /// How often each rule decided.
     pub(crate) rules: [u64; Rule::ALL.len()],
 }
@@ -159,7 +162,7 @@ impl Zone {
         let counter = |name: &str| {
             let number = zone.counter_number(name);
             let value = number.and_then(|number| zone.counters.get(number)).copied().unwrap_or(0);
-            Counter { value, held: number.map_or(0, |number| zone.held_back(number)) }
+            Counter { value, held: number.map_or(0, |number| zone.cpus[0].held_back(number)) }
         };
         let mut model = Self {
             index: zone.index,
@@ -189,6 +192,7 @@ impl Zone {
             boost_factor: state.settings.boost_factor.into(),
             below_high: zone.flag_names.iter().any(|name| name == "ZONE_BELOW_HIGH"),
             pcp: Pcp::new(&zone.cpus[0].pcp),
+            others: zone.cpus[1..].to_vec(),
             rules: [0; Rule::ALL.len()],
         };
         for (index, class) in zone.pages.iter().enumerate() {

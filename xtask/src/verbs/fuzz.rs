@@ -51,8 +51,12 @@ pub(crate) struct Fuzz {
     /// RAM below 4 GiB in MiB; the rest gives the guest a ZONE_NORMAL.
     #[arg(long, value_name = "MIB")]
     low_memory: Option<u32>,
+    /// vCPUs of each guest. Batches run on the first; the others touch and unmap memory all the time, and the driver holds
+    /// them while a batch runs, so that each batch is as exact as on one CPU.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
+    cpus: u32,
     /// Make two runs of one image equal to the byte.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "cpus")]
     deterministic: bool,
     /// Make a rule of the model wrong, by its number: the fuzzer must find it.
     #[arg(long, hide = true, value_name = "N")]
@@ -108,7 +112,7 @@ pub(crate) fn run(progress: &Progress, flags: &Fuzz) -> Result<u8, GuestError> {
             script_name: "fuzz",
             script: &script,
             memory_mib: None,
-            cpus: 1,
+            cpus: flags.cpus,
             deterministic: flags.deterministic,
             seed: 1,
             boot_limit: Duration::from_secs(120),
@@ -220,8 +224,9 @@ fn script(flags: &Fuzz, ops: u64) -> Result<Script, GuestError> {
     text.push_str(&format!(
         "capture = []\n[[step]]\nanonymous = {{ name = 'user', mib = {user} }}\n\
          [[step]]\nfree = {{ name = 'user', part = 'odd-pages' }}\n\
-         [[step]]\nwait_quiet = {{}}\n[[step]]\nbatches = {{ count = {}, free = true }}\n",
-        batches.min(100_000)
+         [[step]]\nwait_quiet = {{}}\n[[step]]\nbatches = {{ count = {}, free = true, busy = {} }}\n",
+        batches.min(100_000),
+        flags.cpus > 1
     ));
     Ok(Script::parse("the flags' script", &text)?)
 }

@@ -234,6 +234,14 @@ pub struct Cpu {
     pub threshold: Option<i8>,
 }
 
+impl Cpu {
+    /// What it holds back of a counter.
+    #[must_use]
+    pub fn held_back(&self, number: usize) -> i64 {
+        self.diffs.get(number).copied().unwrap_or(0).into()
+    }
+}
+
 /// The per-CPU pages of a zone (struct per_cpu_pages).
 #[derive(Clone, Default)]
 pub struct Pcp {
@@ -762,7 +770,7 @@ impl Zone {
     /// What all CPUs together hold back of a counter.
     #[must_use]
     pub fn held_back(&self, number: usize) -> i64 {
-        self.cpus.iter().filter_map(|cpu| cpu.diffs.get(number)).map(|diff| i64::from(*diff)).sum()
+        self.cpus.iter().map(|cpu| cpu.held_back(number)).sum()
     }
 
     /// Pages on the free lists of the migratetypes for which `wanted` holds, isolated ones apart only if it says so.
