@@ -20,18 +20,20 @@
 //! `/proc` are read, for the host to look at the allocator's own structures, and goes on with the rest.
 //!
 //! In a kernel with our driver, `batches = { count = 100 }` lets the host run batches of allocator operations there, and
-//! look before and after each.
+//! look before and after each. It makes them at random, or takes those that `ops` lists (see [`crate::op`]).
 //!
 //! What a step takes it takes under a name; `free` gives it back. Unknown fields and impossible values are errors
 //! that name file, line and what is allowed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::Arc;
 
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::op::{OPS_MAX, ORDER_MAX, Op, SLOTS};
 use crate::wire::ProcFile;
 
 /// A page of x86-64 in bytes.
@@ -39,7 +41,7 @@ pub const PAGE_BYTES: u64 = 4096;
 /// A PMD-sized page of x86-64 in bytes.
 pub const PMD_BYTES: u64 = 2 << 20;
 /// A script file larger than this is refused unread.
-pub const SCRIPT_MAX_BYTES: usize = 1 << 20;
+pub const SCRIPT_MAX_BYTES: usize = 8 << 20;
 /// Steps after unrolling every `repeat`.
 pub const STEPS_MAX: usize = 10_000;
 /// Batches in all steps together: each takes a few bytes of the channel.
@@ -280,7 +282,14 @@ pub struct WaitQuiet {
 #[serde(deny_unknown_fields)]
 pub struct Batches {
     /// How many.
+    #[serde(default)]
     pub count: BatchCount,
+    /// The operations of each; where there are none, the host makes some at random from the run's seed.
+    #[serde(default, rename = "ops")]
+    pub given: Arc<[Op]>,
+    /// Operations of a batch that the host makes, at most.
+    #[serde(default)]
+    pub size: BatchSize,
     /// Whether what batches have allocated and not freed is freed afterwards. It is held for later batches otherwise.
     #[serde(default)]
     pub free: bool,
@@ -390,6 +399,10 @@ checked!(
     BatchCount(u32, "u32"), count => (1..=100_000).contains(&count), "1 to 100000"
 );
 checked!(
+    /// A number of operations of a batch.
+    BatchSize(u32, "u32"), size => (1..=OPS_MAX as u32).contains(&size), "1 to 16384"
+);
+checked!(
     /// A path that `write` may write to.
     ControlPath(String, "String"),
     path => (path.starts_with("/proc/sys/") || path.starts_with("/sys/")) && !path.split('/').any(|part| part == ".."),
@@ -439,6 +452,26 @@ impl BatchCount {
     #[must_use]
     pub fn get(&self) -> u32 {
         self.0
+    }
+}
+
+impl Default for BatchCount {
+    fn default() -> Self {
+        Self(1)
+    }
+}
+
+impl BatchSize {
+    /// The number.
+    #[must_use]
+    pub fn get(&self) -> u32 {
+        self.0
+    }
+}
+
+impl Default for BatchSize {
+    fn default() -> Self {
+        Self(4096)
     }
 }
 
@@ -681,6 +714,17 @@ fn unroll_into(steps: &[Step], suffix: &str, depth: usize, into: &mut Vec<Step>)
     Ok(())
 }
 
+impl Step {
+    /// The step as an agent needs it: operations go from the host to the driver, past the agent.
+    #[must_use]
+    pub fn for_agent(&self) -> Self {
+        match self {
+            Self::Batches(step) => Self::Batches(Batches { given: Arc::default(), ..step.clone() }),
+            step => step.clone(),
+        }
+    }
+}
+
 /// The name under which a step takes something that `free` gives back.
 fn takes(step: &Step) -> Option<&Name> {
     match step {
@@ -753,8 +797,31 @@ fn check_sizes(steps: &[Step]) -> Result<(), String> {
             Step::Anonymous(step) if step.page.bytes() > PMD_BYTES => {
                 return Err("anonymous: a page of 1GiB can only come from the hugetlb pool".into());
             }
+            Step::Batches(step) => check_batch(step)?,
             Step::Hugetlb(step) if ![PMD_BYTES, 1 << 30].contains(&step.page.bytes()) => {
                 return Err("hugetlb: allowed is page = \"2MiB\" or \"1GiB\"".into());
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// What the driver would refuse and can be seen without it.
+fn check_batch(step: &Batches) -> Result<(), String> {
+    if step.given.len() > OPS_MAX {
+        return Err(format!("batches: {} operations, at most {OPS_MAX} are allowed", step.given.len()));
+    }
+    for op in step.given.iter().copied() {
+        match op {
+            Op::Alloc { order, .. } | Op::NolockAlloc { order, .. } if order > ORDER_MAX => {
+                return Err(format!("batches: {op}: the largest order is {ORDER_MAX}"));
+            }
+            op if op.slot().is_some_and(|slot| slot >= SLOTS) => {
+                return Err(format!("batches: {op}: slots go up to {}", SLOTS - 1));
+            }
+            op if op.must_sleep() && !step.may_sleep => {
+                return Err(format!("batches: {op}: only in a batch with may_sleep = true"));
             }
             _ => {}
         }

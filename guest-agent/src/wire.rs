@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::script::Step;
 
 /// Version of everything in this file; host and agent are built from one tree, so a mismatch is a stale agent.
-pub const PROTOCOL: u16 = 3;
+pub const PROTOCOL: u16 = 4;
 
 /// First eight bytes of a channel, little endian, written by the host: an agent that maps anything else stops.
 pub const CHANNEL_MAGIC: u64 = u64::from_le_bytes(*b"buddych1");

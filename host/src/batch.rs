@@ -7,18 +7,9 @@
 use std::fs::File;
 use std::io;
 
-use crate::observe::frozen::{Extent, Kernel, Ram, ReadError};
+pub use guest_agent::op::{OPS_MAX, ORDER_MAX, Op, RANGE_PAGES_MAX, SLOTS, SPLITS_MAX, gfp};
 
-/// Operations that a batch has at most.
-pub const OPS_MAX: usize = 16_384;
-/// Slots: handles that the host chooses for what it allocates.
-pub const SLOTS: u32 = 65_536;
-/// Slots that are split at once, at most.
-pub const SPLITS_MAX: usize = 1024;
-/// Pages that a range has at most.
-pub const RANGE_PAGES_MAX: u64 = 262_144;
-/// The largest order.
-pub const ORDER_MAX: u32 = 10;
+use crate::observe::frozen::{Extent, Kernel, Ram, ReadError};
 
 const SYMBOL: &str = "buddydiff_batch";
 const MAGIC: u64 = u64::from_le_bytes(*b"bdbatch1");
@@ -36,134 +27,6 @@ const BAD_COUNT: u32 = u32::MAX;
 const READY: u32 = 1;
 const DONE: u32 = 2;
 const REFUSED: u32 = 3;
-
-/// Bits of `gfp_t` that the driver takes. They are the same in every kernel that it is built into, which it makes sure of.
-pub mod gfp {
-    /// `__GFP_DMA`: of the zone bits at most one.
-    pub const DMA: u32 = 0x1;
-    /// `__GFP_HIGHMEM`.
-    pub const HIGHMEM: u32 = 0x2;
-    /// `__GFP_DMA32`.
-    pub const DMA32: u32 = 0x4;
-    /// `__GFP_MOVABLE`: not with `RECLAIMABLE`.
-    pub const MOVABLE: u32 = 0x8;
-    /// `__GFP_RECLAIMABLE`.
-    pub const RECLAIMABLE: u32 = 0x10;
-    /// `__GFP_HIGH`.
-    pub const HIGH: u32 = 0x20;
-    /// `__GFP_ZERO`.
-    pub const ZERO: u32 = 0x100;
-    /// `__GFP_DIRECT_RECLAIM`: only in a batch that may sleep, and with `NORETRY` or `RETRY_MAYFAIL`, so that nobody is killed.
-    pub const DIRECT_RECLAIM: u32 = 0x400;
-    /// `__GFP_KSWAPD_RECLAIM`.
-    pub const KSWAPD_RECLAIM: u32 = 0x800;
-    /// `__GFP_NOWARN`: without it a failure is a warning on the console.
-    pub const NOWARN: u32 = 0x2000;
-    /// `__GFP_RETRY_MAYFAIL`.
-    pub const RETRY_MAYFAIL: u32 = 0x4000;
-    /// `__GFP_NORETRY`.
-    pub const NORETRY: u32 = 0x1_0000;
-    /// `__GFP_MEMALLOC`.
-    pub const MEMALLOC: u32 = 0x2_0000;
-    /// `__GFP_COMP`: such a page cannot be split.
-    pub const COMP: u32 = 0x4_0000;
-    /// `__GFP_NOMEMALLOC`.
-    pub const NOMEMALLOC: u32 = 0x8_0000;
-    /// `__GFP_THISNODE`.
-    pub const THISNODE: u32 = 0x20_0000;
-}
-
-/// An operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Op {
-    /// Allocates into an empty slot: `alloc_pages()`. Gives the pfn.
-    Alloc {
-        /// The slot.
-        slot: u32,
-        /// The order.
-        order: u32,
-        /// See [`gfp`].
-        gfp: u32,
-        /// The node; any, as the kernel chooses, if none.
-        node: Option<u32>,
-    },
-    /// Frees a slot by the order of its allocation: `__free_pages()`.
-    Free {
-        /// The slot.
-        slot: u32,
-    },
-    /// Makes pages of order 0 of a slot: `split_page()`.
-    Split {
-        /// The slot.
-        slot: u32,
-    },
-    /// Frees a page of a slot that is split. With the last of them the slot is empty.
-    FreePiece {
-        /// The slot.
-        slot: u32,
-        /// Number of the page in it.
-        piece: u32,
-    },
-    /// Empties the lists of this CPU in all zones: `drain_local_pages()`.
-    Drain,
-    /// Allocates into an empty slot without waiting for a lock: `alloc_pages_nolock()`, in 7.x. Gives the pfn.
-    NolockAlloc {
-        /// The slot.
-        slot: u32,
-        /// The order.
-        order: u32,
-        /// The node; this CPU's if none.
-        node: Option<u32>,
-    },
-    /// Frees a slot without waiting for a lock: `free_pages_nolock()`, in 7.x.
-    NolockFree {
-        /// The slot.
-        slot: u32,
-    },
-    /// Allocates these very pages into an empty slot: `alloc_contig_range()`, in a batch that may sleep. Gives the pfn.
-    ContigAlloc {
-        /// The slot.
-        slot: u32,
-        /// The first pfn.
-        pfn: u64,
-        /// How many.
-        pages: u64,
-        /// See [`gfp`].
-        gfp: u32,
-    },
-    /// Frees such a slot: `free_contig_range()`.
-    ContigFree {
-        /// The slot.
-        slot: u32,
-    },
-    /// Isolates the pageblocks of this range, which the slot stands for: `start_isolate_page_range()`, in a batch that may
-    /// sleep. Gives the pfn.
-    Isolate {
-        /// The slot.
-        slot: u32,
-        /// The first pfn.
-        pfn: u64,
-        /// How many.
-        pages: u64,
-    },
-    /// Undoes that: `undo_isolate_page_range()`.
-    Unisolate {
-        /// The slot.
-        slot: u32,
-    },
-    /// Empties the lists of all CPUs in all zones: `drain_all_pages()`, in a batch that may sleep.
-    DrainAll,
-    /// Disables the per-CPU lists of a zone until they are enabled: `zone_pcp_disable()`, in a batch that may sleep. One zone
-    /// at a time, and sysctls that change the lists' sizes hang meanwhile.
-    PcpDisable {
-        /// The node.
-        node: u32,
-        /// Number of the zone in it.
-        zone: u32,
-    },
-    /// Enables them again: `zone_pcp_enable()`.
-    PcpEnable,
-}
 
 /// An operation as it is in memory: `struct bd_op`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

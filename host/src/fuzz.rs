@@ -2,6 +2,7 @@
 //!
 //! The model starts anew from the frozen state before each batch, so one divergence does not make the next.
 
+use guest_agent::script::Step;
 use serde::Serialize;
 
 use crate::batch::{self, Answer, Driver, Op, OpResult};
@@ -54,12 +55,15 @@ pub struct Divergence {
     pub state: Vec<String>,
 }
 
-/// Makes batches, predicts them, compares.
+/// Makes batches or takes them from the script, predicts them, compares.
 pub struct Fuzzer<'a> {
     kernel: &'a Kernel,
     semantics: Semantics,
+    steps: &'a [Step],
     seed: u64,
-    per_batch: usize,
+    /// The step of the last batch.
+    step: usize,
+    /// Operations that may still be made.
     left: u64,
     generator: Option<Generator>,
     slots: Slots,
@@ -70,20 +74,21 @@ pub struct Fuzzer<'a> {
 }
 
 impl<'a> Fuzzer<'a> {
-    /// For one guest: `operations` in all, in batches of at most `per_batch`.
+    /// For one guest that does these steps (unrolled); at most `operations` in all are made at random.
     #[must_use]
     pub fn new(
         kernel: &'a Kernel,
         semantics: Semantics,
+        steps: &'a [Step],
         seed: u64,
         operations: u64,
-        per_batch: usize,
     ) -> Self {
         Self {
             kernel,
             semantics,
+            steps,
+            step: 0,
             seed,
-            per_batch,
             left: operations,
             generator: None,
             slots: Slots::default(),
@@ -94,8 +99,16 @@ impl<'a> Fuzzer<'a> {
     }
 
     /// Reads the state, makes a batch and the model that predicts it. None where the run cannot go on, or is done.
-    fn prepare(&mut self, ram: &Ram) -> Option<Vec<Op>> {
-        if self.result.no_verdict.is_some() || self.left == 0 {
+    fn prepare(&mut self, ram: &Ram, step: usize) -> Option<Vec<Op>> {
+        if step != self.step {
+            let before = self.steps.get(self.step);
+            if matches!(before, Some(Step::Batches(before)) if before.free) {
+                self.slots = Slots::default();
+            }
+            self.step = step;
+        }
+        let Some(Step::Batches(step)) = self.steps.get(step) else { return None };
+        if self.result.no_verdict.is_some() || step.given.is_empty() && self.left == 0 {
             return None;
         }
         let model = State::read(self.kernel, ram).map_err(|error| error.to_string()).and_then(|state| {
@@ -111,8 +124,12 @@ impl<'a> Fuzzer<'a> {
                 return None;
             }
         };
-        let count = self.per_batch.min(usize::try_from(self.left).unwrap_or(self.per_batch));
-        let ops = self.generator.as_mut()?.batch(&self.slots, count);
+        let ops = if step.given.is_empty() {
+            let count = self.left.min(step.size.get().into()) as usize;
+            self.generator.as_mut()?.batch(&self.slots, count)
+        } else {
+            step.given.to_vec()
+        };
         self.pending = Some((model, ops.clone()));
         Some(ops)
     }
@@ -152,7 +169,7 @@ impl<'a> Fuzzer<'a> {
                     divergence = Some(Divergence {
                         batch: number,
                         operation: Some(index),
-                        operations: ops[from..=index].iter().map(|op| format!("{op:?}")).collect(),
+                        operations: ops[from..=index].iter().map(|op| op.to_string()).collect(),
                         model: pfn(expected),
                         kernel: pfn(found),
                         state: Vec::new(),
@@ -225,7 +242,7 @@ impl FrozenObserver for Fuzzer<'_> {
         if let Some(driver) = self.driver.clone() {
             match bell.phase {
                 Phase::Before => {
-                    if let Some(ops) = self.prepare(&ram)
+                    if let Some(ops) = self.prepare(&ram, bell.step)
                         && let Err(error) = driver.write(file, &ops)
                     {
                         self.result.no_verdict = Some(error.to_string());

@@ -78,7 +78,7 @@ impl Slots {
 
 /// An operation that the model cannot do yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the model does not know {0:?}")]
+#[error("the model does not know {0}")]
 pub struct NotModelled(Op);
 
 /// Does an operation in the model; the pfn where it allocates and succeeds. `slots` is what is held before it: what rests

@@ -381,7 +381,7 @@ fn prepare(
         channel_len: machine.channel_len,
         seed: config.seed,
         capture: config.script.capture.clone(),
-        steps: steps.to_vec(),
+        steps: steps.iter().map(Step::for_agent).collect(),
     };
     let file = File::create(&machine.initramfs).map_err(io_error("create the initramfs"))?;
     initramfs::write(config.agent, &plan, BufWriter::new(file))

@@ -105,7 +105,8 @@ pub(crate) fn run(progress: &Progress, flags: &Fuzz) -> Result<u8, GuestError> {
         let ops = left.min(flags.ops_a_guest);
         left -= ops;
         let script = script(flags, ops)?;
-        let mut fuzzer = Fuzzer::new(&kernel, semantics, seed, ops, flags.batch as usize);
+        let steps = script.unroll("the flags' script", flags.memory)?;
+        let mut fuzzer = Fuzzer::new(&kernel, semantics, &steps, seed, ops);
         let config = RunConfig {
             vmlinux: &built.vmlinux,
             agent: &agent,
@@ -224,8 +225,9 @@ fn script(flags: &Fuzz, ops: u64) -> Result<Script, GuestError> {
     text.push_str(&format!(
         "capture = []\n[[step]]\nanonymous = {{ name = 'user', mib = {user} }}\n\
          [[step]]\nfree = {{ name = 'user', part = 'odd-pages' }}\n\
-         [[step]]\nwait_quiet = {{}}\n[[step]]\nbatches = {{ count = {}, free = true, busy = {} }}\n",
+         [[step]]\nwait_quiet = {{}}\n[[step]]\nbatches = {{ count = {}, size = {}, free = true, busy = {} }}\n",
         batches.min(100_000),
+        flags.batch,
         flags.cpus > 1
     ));
     Ok(Script::parse("the flags' script", &text)?)
