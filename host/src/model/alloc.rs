@@ -172,7 +172,7 @@ impl Zone {
             return true;
         }
         (order as usize..ORDERS).any(|order| {
-            let has = |list: usize| self.lists[order][list].len > 0;
+            let has = |list: usize| !self.is_empty(self.free_list(order as u32, list));
             self.nr_free[order] > 0
                 && ((0..PCP_TYPES).any(has)
                     || flags.cma && self.types.cma.is_some_and(has)
@@ -224,10 +224,9 @@ impl Zone {
 
     /// __rmqueue_smallest().
     fn smallest(&mut self, order: u32, list: usize) -> Option<u32> {
-        for high in order as usize..ORDERS {
-            let first = self.lists[high][list];
-            if first.len > 0 {
-                return Some(self.take(first.first, order, high as u32, list));
+        for high in order..ORDERS as u32 {
+            if let Some(first) = self.first(self.free_list(high, list)) {
+                return Some(self.take(first, order, high, list));
             }
         }
         None
@@ -269,33 +268,32 @@ impl Zone {
         None
     }
 
-    /// The first type to fall back to that has a block of this order (find_suitable_fallback()).
-    fn fallback(&self, order: usize, list: usize) -> Option<usize> {
-        if self.nr_free[order] == 0 {
+    /// The first type to fall back to that has a block of this order, and its first block (find_suitable_fallback()).
+    fn fallback(&self, order: u32, list: usize) -> Option<(usize, u32)> {
+        if self.nr_free[order as usize] == 0 {
             return None;
         }
         let mut others = FALLBACKS[list];
         if self.semantics.is(Canary::Fallbacks) {
             others.reverse();
         }
-        others.into_iter().find(|other| self.lists[order][*other].len > 0)
+        others.into_iter().find_map(|other| Some((other, self.first(self.free_list(order, other))?)))
     }
 
     /// should_try_claim_block().
-    fn should_claim(&self, order: usize, list: usize) -> bool {
-        order as u32 >= self.block_order / 2 || list != MOVABLE
+    fn should_claim(&self, order: u32, list: usize) -> bool {
+        order >= self.block_order / 2 || list != MOVABLE
     }
 
     /// __rmqueue_claim(): from the largest order down.
     fn claim(&mut self, order: u32, list: usize, flags: Flags) -> Option<u32> {
         let least = if flags.no_fragment && order < self.block_order { self.block_order } else { order };
-        for high in (least as usize..ORDERS).rev() {
+        for high in (least..ORDERS as u32).rev() {
             if !self.should_claim(high, list) {
                 break;
             }
-            let Some(other) = self.fallback(high, list) else { continue };
-            let at = self.lists[high][other].first;
-            if let Some(page) = self.claim_block(at, high as u32, order, list, other) {
+            let Some((other, at)) = self.fallback(high, list) else { continue };
+            if let Some(page) = self.claim_block(at, high, order, list, other) {
                 return Some(page);
             }
         }
@@ -380,10 +378,10 @@ impl Zone {
 
     /// __rmqueue_steal(): from the smallest order up, the block keeps its type.
     fn steal(&mut self, order: u32, list: usize) -> Option<u32> {
-        for high in order as usize..ORDERS {
-            if let Some(other) = self.fallback(high, list) {
+        for high in order..ORDERS as u32 {
+            if let Some((other, first)) = self.fallback(high, list) {
                 self.decided(Rule::Steal);
-                return Some(self.take(self.lists[high][other].first, order, high as u32, other));
+                return Some(self.take(first, order, high, other));
             }
         }
         None

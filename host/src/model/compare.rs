@@ -1,6 +1,7 @@
 //! The model against a frozen state: the first thing that differs of each kind, in words.
 
-use super::zone::{Is, Zone};
+use super::pcp::LISTS;
+use super::zone::{Is, List, Zone};
 use super::{Model, ORDERS, TYPES};
 use crate::observe::frozen::{self, Kind, Part, State};
 
@@ -66,7 +67,7 @@ impl Zone {
             for (list, kernel) in area.lists.iter().enumerate().take(TYPES) {
                 let name = state.types.get(list).map_or("unknown", |kind| kind.name());
                 let what = format!("free list of order {order}, {name}");
-                let (model, kernel) = self.lists_apart(self.lists[order][list], &kernel.pfns);
+                let (model, kernel) = self.lists_apart(self.free_list(order as u32, list), &kernel.pfns);
                 compare(what, model, kernel);
             }
         }
@@ -90,8 +91,8 @@ impl Zone {
         let below = other.flag_names.iter().any(|name| name == "ZONE_BELOW_HIGH");
         compare("ZONE_BELOW_HIGH".into(), self.below_high.to_string(), below.to_string());
         if let (true, Some(cpu)) = (self.semantics.per_cpu_lists, other.cpus.first()) {
-            for (index, list) in cpu.pcp.lists.iter().enumerate().take(self.pcp.lists.len()) {
-                let (model, kernel) = self.lists_apart(self.pcp.lists[index], &list.pfns);
+            for (index, list) in cpu.pcp.lists.iter().enumerate().take(LISTS) {
+                let (model, kernel) = self.lists_apart(self.pcp_list(index), &list.pfns);
                 compare(format!("per-CPU list {index}"), model, kernel);
             }
             for (name, model, kernel) in [
@@ -142,7 +143,7 @@ impl Zone {
     }
 
     /// Where two lists part, as text; equal texts where they are equal.
-    fn lists_apart(&self, model: super::zone::List, kernel: &[u32]) -> (String, String) {
+    fn lists_apart(&self, model: List, kernel: &[u32]) -> (String, String) {
         let same = self.walk(model).map(|at| self.pfn(at)).eq(kernel.iter().map(|pfn| u64::from(*pfn)));
         if same {
             return (String::new(), String::new());

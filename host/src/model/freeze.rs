@@ -1,8 +1,9 @@
 //! From the model back to a frozen state: what a look into a kernel's memory would show if the model is right. Checks and
 //! texts then work on the model as they do on a kernel.
 
+use super::pcp::LISTS;
 use super::zone::{Is, List, Zone};
-use super::{Model, ORDERS};
+use super::{Model, ORDERS, TYPES};
 use crate::observe::frozen::{self, Kind, PageClass, Part, State};
 
 impl Model {
@@ -28,8 +29,8 @@ impl Zone {
     fn freeze(&self, zone: &mut frozen::Zone) {
         for (order, area) in zone.areas.iter_mut().enumerate().take(ORDERS) {
             area.nr_free = self.nr_free[order];
-            for (list, free) in area.lists.iter_mut().enumerate() {
-                free.pfns = self.pfns(self.lists[order][list]);
+            for (list, free) in area.lists.iter_mut().enumerate().take(TYPES) {
+                free.pfns = self.pfns(self.free_list(order as u32, list));
             }
         }
         for (name, counter) in [
@@ -49,8 +50,8 @@ impl Zone {
         if let Some(cpu) = zone.cpus.first_mut() {
             cpu.pcp.count = self.pcp.count as i32;
             cpu.pcp.high = self.pcp.high as i32;
-            for (index, list) in cpu.pcp.lists.iter_mut().enumerate().take(self.pcp.lists.len()) {
-                list.pfns = self.pfns(self.pcp.lists[index]);
+            for (index, list) in cpu.pcp.lists.iter_mut().enumerate().take(LISTS) {
+                list.pfns = self.pfns(self.pcp_list(index));
             }
         }
         for (index, block) in zone.blocks.iter_mut().enumerate() {

@@ -54,8 +54,8 @@ pub enum Unsupported {
         /// In words.
         text: String,
     },
-    /// The zone is larger than links of 24 bits reach.
-    #[error("zone {0} has more than 2^24 pages")]
+    /// The zone is larger than links reach.
+    #[error("zone {0} is too large: it spans 1 TiB or more")]
     Size(String),
 }
 

@@ -1,7 +1,7 @@
 //! Per-CPU lists of 7.2 and later with SMP (mm/page_alloc.c, __rmqueue_pcplist(), free_frozen_page_commit()).
 
 use super::alloc::{Flags, Mode};
-use super::zone::{Is, List, NIL, Rule, Zone};
+use super::zone::{Is, Rule, Zone};
 use super::{Canary, MOVABLE, PCP_TYPES};
 use crate::observe::frozen;
 
@@ -12,7 +12,7 @@ const PMD_ORDER: u32 = 9;
 /// The first of the two lists of huge pages.
 const PMD_LIST: usize = PCP_TYPES * (COSTLY_ORDER as usize + 1);
 /// Lists in all.
-const LISTS: usize = PMD_LIST + 2;
+pub(crate) const LISTS: usize = PMD_LIST + 2;
 /// CONFIG_PCP_BATCH_SCALE_MAX.
 const BATCH_SCALE_MAX: u32 = 5;
 /// PCPF_PREV_FREE_HIGH_ORDER and PCPF_FREE_HIGH_BATCH.
@@ -24,10 +24,9 @@ pub(crate) fn takes(order: u32) -> bool {
     order <= COSTLY_ORDER || order == PMD_ORDER
 }
 
-/// The state of struct per_cpu_pages.
+/// The state of struct per_cpu_pages, without its lists.
 #[derive(Clone)]
 pub(crate) struct Pcp {
-    pub(crate) lists: [List; LISTS],
     pub(crate) count: i64,
     pub(crate) high: i64,
     high_min: i64,
@@ -39,11 +38,9 @@ pub(crate) struct Pcp {
 }
 
 impl Pcp {
-    /// All but the lists.
     pub(crate) fn new(pcp: &frozen::Pcp) -> Self {
         let (high_min, high_max) = pcp.high_range.unwrap_or((pcp.high, pcp.high));
         Self {
-            lists: [List { first: NIL, last: NIL, len: 0 }; LISTS],
             count: pcp.count.into(),
             high: pcp.high.into(),
             high_min: high_min.into(),
@@ -74,8 +71,8 @@ impl Zone {
     /// rmqueue_pcplist().
     pub(crate) fn alloc_per_cpu(&mut self, order: u32, list: usize, flags: Flags) -> Option<u32> {
         self.pcp.free_count >>= 1;
-        let index = list_of(order, list);
-        if self.pcp.lists[index].len == 0 {
+        let held = self.pcp_list(list_of(order, list));
+        if self.is_empty(held) {
             self.decided(Rule::Refill);
             let batch = self.refill_size(order);
             // The reserves are used, and built, by the free lists alone.
@@ -88,17 +85,12 @@ impl Zone {
                     mode = Mode::Normal;
                 }
                 let Some(page) = self.rmqueue(order, list, flags, &mut mode) else { break };
-                self.set(page, Is::Pcp, order);
-                self.pcp_push(index, page, true);
+                self.push_back(held, page, Is::Pcp, order);
                 self.pcp.count += 1 << order;
             }
-            if self.pcp.lists[index].len == 0 {
-                return None;
-            }
         }
-        let page = self.pcp.lists[index].first;
-        self.pcp_remove(index, page);
-        self.set(page, Is::Other, 0);
+        let page = self.first(held)?;
+        self.unlink(page);
         self.pcp.count -= 1 << order;
         Some(page)
     }
@@ -135,8 +127,11 @@ impl Zone {
             _ => MOVABLE,
         };
         let index = list_of(order, list);
-        self.set(at, Is::Pcp, order);
-        self.pcp_push(index, at, self.semantics.is(Canary::FreeToTails));
+        if self.semantics.is(Canary::FreeToTails) {
+            self.push_back(self.pcp_list(index), at, Is::Pcp, order);
+        } else {
+            self.push_front(self.pcp_list(index), at, Is::Pcp, order);
+        }
         let semantics = self.semantics;
         let pcp = &mut self.pcp;
         pcp.alloc_factor >>= 1;
@@ -214,15 +209,12 @@ impl Zone {
         let mut left = count.min(self.pcp.count);
         let mut index = index;
         while left > 0 {
-            while self.pcp.lists[index].len == 0 {
-                index = (index + 1) % LISTS;
-            }
-            let order = order_of(index);
-            while left > 0 && self.pcp.lists[index].len > 0 {
-                let list = self.pcp.lists[index];
-                let page = if self.semantics.is(Canary::DrainHeads) { list.first } else { list.last };
-                self.pcp_remove(index, page);
-                self.set(page, Is::Other, 0);
+            let (list, order) = (self.pcp_list(index), order_of(index));
+            let heads = self.semantics.is(Canary::DrainHeads);
+            while left > 0
+                && let Some(page) = if heads { self.first(list) } else { self.last(list) }
+            {
+                self.unlink(page);
                 left -= 1 << order;
                 self.pcp.count -= 1 << order;
                 self.free_one(page, order, self.block_type(page));

@@ -112,7 +112,7 @@ fn an_allocation_takes_the_lowest_page_and_leaves_the_upper_halves_at_the_heads(
     assert_eq!(model.alloc(request(0, MOVABLE)), Some(0x1000));
     let zone = &model.zones[0];
     for order in 0..10 {
-        assert_eq!(zone.pfn(zone.lists[order][MOVABLE].first), 0x1000 + (1 << order));
+        assert_eq!(zone.walk(zone.free_list(order, MOVABLE)).next(), Some(1 << order));
     }
     assert_eq!(model.alloc(request(0, MOVABLE)), Some(0x1001));
 }
@@ -167,12 +167,12 @@ fn what_is_freed_beside_a_free_block_of_the_next_order_goes_to_the_tail() {
         model.free(pfn, 0);
     }
     let zone = &model.zones[0];
-    let order0: Vec<u64> = zone.walk(zone.lists[0][MOVABLE]).map(|at| zone.pfn(at)).collect();
+    let order0: Vec<u64> = zone.walk(zone.free_list(0, MOVABLE)).map(|at| zone.pfn(at)).collect();
     assert_eq!(order0, [0x1000]);
     // 0x1006's parent has the free pair 0x1004 beside it, so it is expected to merge soon.
     model.free(pages[6], 0);
     let zone = &model.zones[0];
-    let order0: Vec<u64> = zone.walk(zone.lists[0][MOVABLE]).map(|at| zone.pfn(at)).collect();
+    let order0: Vec<u64> = zone.walk(zone.free_list(0, MOVABLE)).map(|at| zone.pfn(at)).collect();
     assert_eq!(order0, [0x1000, 0x1006]);
 }
 

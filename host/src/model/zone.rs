@@ -1,14 +1,17 @@
 //! A zone: ordered free lists, pageblocks, counters.
 //!
-//! Eight bytes a page. Links are pfns relative to the zone, in 24 bits; the byte above a link says what the page is.
+//! Eight bytes a page, and one a pageblock. Lists are rings: their heads stand behind the pages in the same array, so that
+//! adding and taking off are the same at the ends of a list as within it.
 
 use super::{Canary, ORDERS, RECLAIMABLE, Semantics, TYPES, TypeNumbers, Unsupported};
-use crate::model::pcp::Pcp;
+use crate::model::pcp::{self, Pcp};
 use crate::observe::frozen::{self, Kind, MigrateType, Part, State};
 
-/// No page.
-pub(crate) const NIL: u32 = (1 << 24) - 1;
-const LINK: u32 = (1 << 24) - 1;
+/// Bits of a link: a pfn relative to the zone, or the head of a list.
+const LINK_BITS: u32 = 28;
+const LINK: u64 = (1 << LINK_BITS) - 1;
+/// Heads of lists.
+const HEADS: usize = ORDERS * TYPES + pcp::LISTS;
 
 /// What a page is to the allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,23 +31,47 @@ pub(crate) enum Is {
     Absent = 5,
 }
 
+/// A page: links to the next and the previous block of its list, what it is (3 bits) and its order (4 bits). Links of what
+/// is on no list mean nothing.
 #[derive(Clone, Copy)]
-struct Entry {
-    /// Link, and above it what the page is (3 bits) and its order (4 bits).
-    next: u32,
-    /// Link, and above it the number of the free list that it is on.
-    prev: u32,
+struct Entry(u64);
+
+impl Entry {
+    #[inline]
+    fn new(next: u32, prev: u32, is: Is, order: u32) -> Self {
+        Self(u64::from(next) | u64::from(prev) << LINK_BITS | Self::what(is, order) << (2 * LINK_BITS))
+    }
+
+    /// What a page is, as a number.
+    #[inline]
+    fn what(is: Is, order: u32) -> u64 {
+        is as u64 | u64::from(order) << 3
+    }
+
+    #[inline]
+    fn next(self) -> u32 {
+        (self.0 & LINK) as u32
+    }
+
+    #[inline]
+    fn prev(self) -> u32 {
+        (self.0 >> LINK_BITS & LINK) as u32
+    }
+
+    #[inline]
+    fn set_next(&mut self, next: u32) {
+        self.0 = self.0 & !LINK | u64::from(next);
+    }
+
+    #[inline]
+    fn set_prev(&mut self, prev: u32) {
+        self.0 = self.0 & !(LINK << LINK_BITS) | u64::from(prev) << LINK_BITS;
+    }
 }
 
-/// A list of blocks.
-#[derive(Clone, Copy)]
-pub(crate) struct List {
-    pub(crate) first: u32,
-    pub(crate) last: u32,
-    pub(crate) len: u32,
-}
-
-const EMPTY: List = List { first: NIL, last: NIL, len: 0 };
+/// A list of blocks: where its head is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct List(u32);
 
 /// A counter of a zone with what the CPU holds back of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,8 +90,10 @@ pub struct Zone {
     /// First and last pfn behind, relative.
     pub(crate) start: u32,
     pub(crate) end: u32,
+    /// The pages from `base` on, then the heads of lists.
     entries: Vec<Entry>,
-    pub(crate) lists: [[List; TYPES]; ORDERS],
+    /// Number of pages, and of the first head.
+    pages: u32,
     pub(crate) nr_free: [u64; ORDERS],
     pub(crate) block_order: u32,
     /// Type number of each block from `base` on; ISOLATED added where it is isolated.
@@ -156,8 +185,13 @@ impl Zone {
         let align = 1_u64 << (ORDERS - 1);
         let base = zone.start & !(align - 1);
         let size = zone.end().next_multiple_of(align) - base;
-        if size > u64::from(NIL) {
+        if size + HEADS as u64 > LINK {
             return Err(Unsupported::Size(zone.label()));
+        }
+        let pages = size as u32;
+        let mut entries = vec![Entry::new(0, 0, Is::Absent, 0); size as usize + HEADS];
+        for (head, entry) in (pages..).zip(&mut entries[size as usize..]) {
+            *entry = Entry::new(head, head, Is::Absent, 0);
         }
         let counter = |name: &str| {
             let number = zone.counter_number(name);
@@ -170,8 +204,8 @@ impl Zone {
             base,
             start: (zone.start - base) as u32,
             end: (zone.end() - base) as u32,
-            entries: vec![Entry { next: NIL | (Is::Absent as u32) << 24, prev: NIL }; size as usize],
-            lists: [[EMPTY; TYPES]; ORDERS],
+            entries,
+            pages,
             nr_free: [0; ORDERS],
             block_order: state.pageblock_order,
             blocks: vec![0; (size >> state.pageblock_order) as usize],
@@ -219,16 +253,14 @@ impl Zone {
             for (list, found) in area.lists.iter().enumerate().take(TYPES) {
                 for pfn in &found.pfns {
                     let at = (u64::from(*pfn) - base) as u32;
-                    model.set(at, Is::Buddy, order as u32);
-                    model.push_back(order, list, at);
+                    model.push_back(model.free_list(order as u32, list), at, Is::Buddy, order as u32);
                 }
             }
         }
-        for (index, list) in zone.cpus[0].pcp.lists.iter().enumerate() {
+        for (index, list) in zone.cpus[0].pcp.lists.iter().enumerate().take(pcp::LISTS) {
             for pfn in &list.pfns {
                 let at = (u64::from(*pfn) - base) as u32;
-                model.set(at, Is::Pcp, list.order);
-                model.pcp_push(index, at, true);
+                model.push_back(model.pcp_list(index), at, Is::Pcp, list.order);
             }
         }
         Ok(model)
@@ -254,9 +286,9 @@ impl Zone {
 
     #[inline]
     pub(crate) fn is(&self, at: u32) -> (Is, u32) {
-        let Some(entry) = self.entries.get(at as usize) else { return (Is::Absent, 0) };
-        let byte = entry.next >> 24;
-        let is = match byte & 7 {
+        let what =
+            self.entries.get(at as usize).map_or(Is::Absent as u64, |entry| entry.0 >> (2 * LINK_BITS));
+        let is = match what & 7 {
             0 => Is::Other,
             1 => Is::Buddy,
             2 => Is::Guard,
@@ -264,112 +296,75 @@ impl Zone {
             4 => Is::Movable,
             _ => Is::Absent,
         };
-        (is, byte >> 3)
+        (is, (what >> 3) as u32)
     }
 
+    /// Says what a page is that is on no list.
     #[inline]
     pub(crate) fn set(&mut self, at: u32, is: Is, order: u32) {
-        let entry = &mut self.entries[at as usize];
-        entry.next = entry.next & LINK | (is as u32 | order << 3) << 24;
+        self.entries[at as usize] = Entry::new(0, 0, is, order);
+    }
+
+    /// The free list of an order and a type.
+    #[inline]
+    pub(crate) fn free_list(&self, order: u32, list: usize) -> List {
+        List(self.pages + order * TYPES as u32 + list as u32)
+    }
+
+    /// A per-CPU list.
+    #[inline]
+    pub(crate) fn pcp_list(&self, index: usize) -> List {
+        List(self.pages + (ORDERS * TYPES + index) as u32)
     }
 
     #[inline]
-    fn next(&self, at: u32) -> u32 {
-        self.entries[at as usize].next & LINK
+    pub(crate) fn first(&self, list: List) -> Option<u32> {
+        let first = self.entries[list.0 as usize].next();
+        (first != list.0).then_some(first)
     }
 
     #[inline]
-    fn link(&mut self, at: u32, next: u32) {
-        let entry = &mut self.entries[at as usize];
-        entry.next = entry.next & !LINK | next;
+    pub(crate) fn last(&self, list: List) -> Option<u32> {
+        let last = self.entries[list.0 as usize].prev();
+        (last != list.0).then_some(last)
     }
 
     #[inline]
-    fn link_back(&mut self, at: u32, prev: u32) {
-        let entry = &mut self.entries[at as usize];
-        entry.prev = entry.prev & !LINK | prev;
+    pub(crate) fn is_empty(&self, list: List) -> bool {
+        self.first(list).is_none()
     }
 
-    fn insert_front(&mut self, mut list: List, at: u32) -> List {
-        self.link(at, list.first);
-        self.link_back(at, NIL);
-        if list.first == NIL {
-            list.last = at
-        } else {
-            self.link_back(list.first, at)
-        }
-        list.first = at;
-        list.len += 1;
-        list
-    }
-
-    fn insert_back(&mut self, mut list: List, at: u32) -> List {
-        self.link(at, NIL);
-        self.link_back(at, list.last);
-        if list.last == NIL {
-            list.first = at
-        } else {
-            self.link(list.last, at)
-        }
-        list.last = at;
-        list.len += 1;
-        list
-    }
-
-    fn unlink(&mut self, mut list: List, at: u32) -> List {
-        let (next, prev) = (self.next(at), self.entries[at as usize].prev & LINK);
-        if prev == NIL {
-            list.first = next
-        } else {
-            self.link(prev, next)
-        }
-        if next == NIL {
-            list.last = prev
-        } else {
-            self.link_back(next, prev)
-        }
-        list.len -= 1;
-        list
-    }
-
+    /// Puts a block on a list as its first one (list_add()).
     #[inline]
-    pub(crate) fn push_front(&mut self, order: usize, list: usize, at: u32) {
-        self.note_list(at, list);
-        self.lists[order][list] = self.insert_front(self.lists[order][list], at);
+    pub(crate) fn push_front(&mut self, list: List, at: u32, is: Is, order: u32) {
+        let next = self.entries[list.0 as usize].next();
+        self.entries[at as usize] = Entry::new(next, list.0, is, order);
+        self.entries[next as usize].set_prev(at);
+        self.entries[list.0 as usize].set_next(at);
     }
 
+    /// Puts a block on a list as its last one (list_add_tail()).
     #[inline]
-    pub(crate) fn push_back(&mut self, order: usize, list: usize, at: u32) {
-        self.note_list(at, list);
-        self.lists[order][list] = self.insert_back(self.lists[order][list], at);
+    pub(crate) fn push_back(&mut self, list: List, at: u32, is: Is, order: u32) {
+        let prev = self.entries[list.0 as usize].prev();
+        self.entries[at as usize] = Entry::new(list.0, prev, is, order);
+        self.entries[prev as usize].set_next(at);
+        self.entries[list.0 as usize].set_prev(at);
     }
 
+    /// Takes a block off the list that it is on: it is allocated then (list_del()).
     #[inline]
-    fn note_list(&mut self, at: u32, list: usize) {
-        let entry = &mut self.entries[at as usize];
-        entry.prev = entry.prev & LINK | (list as u32) << 24;
-    }
-
-    /// Takes a block off the list that it is on.
-    #[inline]
-    pub(crate) fn remove(&mut self, order: usize, at: u32) {
-        let list = (self.entries[at as usize].prev >> 24) as usize;
-        self.lists[order][list] = self.unlink(self.lists[order][list], at);
-    }
-
-    pub(crate) fn pcp_push(&mut self, index: usize, at: u32, back: bool) {
-        let list = self.pcp.lists[index];
-        self.pcp.lists[index] = if back { self.insert_back(list, at) } else { self.insert_front(list, at) };
-    }
-
-    pub(crate) fn pcp_remove(&mut self, index: usize, at: u32) {
-        self.pcp.lists[index] = self.unlink(self.pcp.lists[index], at);
+    pub(crate) fn unlink(&mut self, at: u32) {
+        let entry = self.entries[at as usize];
+        self.entries[entry.prev() as usize].set_next(entry.next());
+        self.entries[entry.next() as usize].set_prev(entry.prev());
+        self.set(at, Is::Other, 0);
     }
 
     /// Relative pfns of a list, head first.
     pub(crate) fn walk(&self, list: List) -> impl Iterator<Item = u32> + '_ {
-        let step = move |at: &u32| Some(self.next(*at)).filter(|next| *next != NIL);
-        std::iter::successors(Some(list.first).filter(|first| *first != NIL), step)
+        let step = move |at: &u32| Some(self.entries[*at as usize].next()).filter(|next| *next != list.0);
+        std::iter::successors(self.first(list), step)
     }
 
     /// Type number of the block that a page lies in (get_pfnblock_migratetype()): ISOLATE where it is isolated.
@@ -436,11 +431,11 @@ impl Zone {
     /// __add_to_free_list(), and set_buddy_order().
     #[inline]
     pub(crate) fn add_free(&mut self, at: u32, order: u32, list: usize, tail: bool) {
-        self.set(at, Is::Buddy, order);
+        let free = self.free_list(order, list);
         if tail {
-            self.push_back(order as usize, list, at);
+            self.push_back(free, at, Is::Buddy, order);
         } else {
-            self.push_front(order as usize, list, at);
+            self.push_front(free, at, Is::Buddy, order);
         }
         self.nr_free[order as usize] += 1;
         self.account_blocks(order, list, 1);
@@ -449,19 +444,19 @@ impl Zone {
     /// __del_page_from_free_list().
     #[inline]
     pub(crate) fn del_free(&mut self, at: u32, order: u32, list: usize) {
-        self.remove(order as usize, at);
-        self.set(at, Is::Other, 0);
+        self.unlink(at);
         self.nr_free[order as usize] -= 1;
         self.account_blocks(order, list, -1);
     }
 
     /// move_to_free_list(): to the tail.
     pub(crate) fn move_free(&mut self, at: u32, order: u32, from: usize, to: usize) {
-        self.remove(order as usize, at);
+        self.unlink(at);
+        let list = self.free_list(order, to);
         if self.semantics.is(Canary::MoveToHead) {
-            self.push_front(order as usize, to, at);
+            self.push_front(list, at, Is::Buddy, order);
         } else {
-            self.push_back(order as usize, to, at);
+            self.push_back(list, at, Is::Buddy, order);
         }
         self.account(-(1 << order), from);
         self.account(1 << order, to);
