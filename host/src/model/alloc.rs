@@ -196,25 +196,25 @@ impl Zone {
 
     /// expand(): gives the upper halves back, as guards below the minimum order. Returns what is left, and the pages that
     /// are on lists.
-    fn expand(&mut self, mut at: u32, low: u32, mut high: u32, list: usize) -> (u32, i64) {
-        let mut added = 0;
-        while high > low {
-            high -= 1;
-            let mut half = at + (1 << high);
-            if self.semantics.is(Canary::ExpandLower) {
-                std::mem::swap(&mut half, &mut at);
-            }
-            if high < self.minorder {
-                self.set(half, Is::Guard, high);
-                continue;
-            }
-            self.add_free(half, high, list, false);
-            added += 1 << high;
+    #[inline]
+    fn expand(&mut self, mut at: u32, low: u32, high: u32, list: usize) -> (u32, i64) {
+        let lower = self.semantics.is(Canary::ExpandLower);
+        let mut upper = |order: u32| {
+            let half = at + (1 << order);
+            if lower { std::mem::replace(&mut at, half) } else { half }
+        };
+        let least = self.minorder.clamp(low, high);
+        for order in (least..high).rev() {
+            self.add_free(upper(order), order, list, false);
         }
-        (at, added)
+        for order in (low..least).rev() {
+            self.set(upper(order), Is::Guard, order);
+        }
+        (at, (1 << high) - (1 << least))
     }
 
     /// page_del_and_expand().
+    #[inline]
     fn take(&mut self, at: u32, low: u32, high: u32, list: usize) -> u32 {
         self.del_free(at, high, list);
         let (at, added) = self.expand(at, low, high, list);
@@ -224,12 +224,9 @@ impl Zone {
 
     /// __rmqueue_smallest().
     fn smallest(&mut self, order: u32, list: usize) -> Option<u32> {
-        for high in order..ORDERS as u32 {
-            if let Some(first) = self.first(self.free_list(high, list)) {
-                return Some(self.take(first, order, high, list));
-            }
-        }
-        None
+        let (high, first) =
+            (order..ORDERS as u32).find_map(|high| Some((high, self.first(self.free_list(high, list))?)))?;
+        Some(self.take(first, order, high, list))
     }
 
     /// __rmqueue(), with the mode that a batch keeps.

@@ -11,6 +11,7 @@ mod alloc;
 mod compare;
 mod free;
 mod freeze;
+mod fresh;
 mod pcp;
 mod semantics;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use crate::observe::frozen::{MigrateType, State};
 
 pub use alloc::{Request, Reserve};
 pub use compare::Difference;
+pub use fresh::{Fresh, FreshZone};
 pub use semantics::{Canary, Semantics};
 pub use zone::{Rule, Zone};
 

@@ -4,72 +4,15 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::check;
-use crate::observe::frozen::{
-    self, Area, Block, Cpu, FreeList, Kind, PageClass, Part, Pcp, PcpList, Settings,
-};
+use crate::observe::frozen::Settings;
 
 const BLOCK: u64 = 512;
 
 /// A machine as it is before anything was allocated: one zone, ZONE_DMA32, all of it free and movable.
 fn fresh(blocks: u64, minorder: u32, smp: bool) -> State {
-    let (start, spanned) = (0x1000, blocks * BLOCK);
-    let mut areas: Vec<Area> = (0..ORDERS)
-        .map(|_| Area {
-            nr_free: 0,
-            lists: (0..MigrateType::ALL.len()).map(|_| FreeList::default()).collect(),
-        })
-        .collect();
-    areas[10].nr_free = blocks / 2;
-    areas[10].lists[MOVABLE].pfns = (0..blocks / 2).map(|index| (start + index * 2 * BLOCK) as u32).collect();
-    let page = |index: u64| {
-        let part = if index.is_multiple_of(2 * BLOCK) { Part::Head } else { Part::Tail };
-        PageClass::new(Kind::Free, part, if part == Part::Head { 10 } else { 0 })
-    };
-    let movable = Block { kind: MigrateType::Movable, number: MOVABLE, skip: false, isolated: false };
-    let lists = (0..14).map(|index| PcpList {
-        order: if index < 12 { index / 3 } else { 9 },
-        pfns: Vec::new(),
-        broken: false,
-    });
-    let pcp =
-        Pcp { batch: 31, high: 200, high_range: Some((200, 4000)), lists: lists.collect(), ..Pcp::default() };
-    let zone = frozen::Zone {
-        index: 1,
-        name: "DMA32".into(),
-        start,
-        spanned,
-        present: spanned,
-        managed: spanned,
-        watermarks: vec![16, 20, 24, 28],
-        lowmem_reserve: vec![0; 4],
-        free_highatomic: Some(0),
-        isolated_blocks: Some(0),
-        areas,
-        counters: vec![spanned as i64, spanned as i64, 0],
-        counter_names: ["NR_FREE_PAGES", "NR_FREE_PAGES_BLOCKS", "NR_FREE_CMA_PAGES"]
-            .map(String::from)
-            .into(),
-        cpus: vec![Cpu {
-            number: 0,
-            online: true,
-            pcp,
-            diffs: if smp { vec![0; 3] } else { Vec::new() },
-            threshold: smp.then_some(6),
-        }],
-        first_block: start / BLOCK,
-        blocks: (0..blocks).map(|_| Some(movable)).collect(),
-        pages: (0..spanned).map(page).collect(),
-        ..frozen::Zone::default()
-    };
-    State {
-        pageblock_order: 9,
-        guard_minorder: minorder,
-        types: MigrateType::ALL.into(),
-        hygiene: true,
-        isolation_keeps_type: true,
-        zones: vec![zone],
-        ..State::default()
-    }
+    let zone = FreshZone { index: 1, start: 0x1000, pages: blocks * BLOCK, watermarks: [16, 20, 24] };
+    let per_cpu = (31, 200, 4000);
+    Fresh { zones: vec![zone], pageblock_order: 9, guard_minorder: minorder, smp, per_cpu }.state()
 }
 
 fn semantics(smp: bool) -> Semantics {

@@ -9,7 +9,7 @@ use crate::observe::frozen::{self, Kind, MigrateType, Part, State};
 
 /// Bits of a link: a pfn relative to the zone, or the head of a list.
 const LINK_BITS: u32 = 28;
-const LINK: u64 = (1 << LINK_BITS) - 1;
+const LINK: u32 = (1 << LINK_BITS) - 1;
 /// Heads of lists.
 const HEADS: usize = ORDERS * TYPES + pcp::LISTS;
 
@@ -31,41 +31,20 @@ pub(crate) enum Is {
     Absent = 5,
 }
 
-/// A page: links to the next and the previous block of its list, what it is (3 bits) and its order (4 bits). Links of what
-/// is on no list mean nothing.
+/// A page, or the head of a list. Links of what is on no list mean nothing. All blocks of a list are the same, and of one
+/// order, so a link can be copied from one to another with what is above it; above the links of a head is the same.
 #[derive(Clone, Copy)]
-struct Entry(u64);
+struct Entry {
+    /// Link to the next block of the list, and above it the order.
+    next: u32,
+    /// Link to the previous one, and above it what the page is.
+    prev: u32,
+}
 
 impl Entry {
     #[inline]
     fn new(next: u32, prev: u32, is: Is, order: u32) -> Self {
-        Self(u64::from(next) | u64::from(prev) << LINK_BITS | Self::what(is, order) << (2 * LINK_BITS))
-    }
-
-    /// What a page is, as a number.
-    #[inline]
-    fn what(is: Is, order: u32) -> u64 {
-        is as u64 | u64::from(order) << 3
-    }
-
-    #[inline]
-    fn next(self) -> u32 {
-        (self.0 & LINK) as u32
-    }
-
-    #[inline]
-    fn prev(self) -> u32 {
-        (self.0 >> LINK_BITS & LINK) as u32
-    }
-
-    #[inline]
-    fn set_next(&mut self, next: u32) {
-        self.0 = self.0 & !LINK | u64::from(next);
-    }
-
-    #[inline]
-    fn set_prev(&mut self, prev: u32) {
-        self.0 = self.0 & !(LINK << LINK_BITS) | u64::from(prev) << LINK_BITS;
+        Self { next: next | order << LINK_BITS, prev: prev | (is as u32) << LINK_BITS }
     }
 }
 
@@ -185,7 +164,7 @@ impl Zone {
         let align = 1_u64 << (ORDERS - 1);
         let base = zone.start & !(align - 1);
         let size = zone.end().next_multiple_of(align) - base;
-        if size + HEADS as u64 > LINK {
+        if size + HEADS as u64 > LINK.into() {
             return Err(Unsupported::Size(zone.label()));
         }
         let pages = size as u32;
@@ -284,11 +263,11 @@ impl Zone {
         self.base + u64::from(at)
     }
 
+    /// What a page is, and its order.
     #[inline]
     pub(crate) fn is(&self, at: u32) -> (Is, u32) {
-        let what =
-            self.entries.get(at as usize).map_or(Is::Absent as u64, |entry| entry.0 >> (2 * LINK_BITS));
-        let is = match what & 7 {
+        let Some(entry) = self.entries.get(at as usize) else { return (Is::Absent, 0) };
+        let is = match entry.prev >> LINK_BITS {
             0 => Is::Other,
             1 => Is::Buddy,
             2 => Is::Guard,
@@ -296,7 +275,7 @@ impl Zone {
             4 => Is::Movable,
             _ => Is::Absent,
         };
-        (is, (what >> 3) as u32)
+        (is, entry.next >> LINK_BITS)
     }
 
     /// Says what a page is that is on no list.
@@ -305,10 +284,10 @@ impl Zone {
         self.entries[at as usize] = Entry::new(0, 0, is, order);
     }
 
-    /// The free list of an order and a type.
+    /// The free list of an order and a type: those of a type lie one after the other.
     #[inline]
     pub(crate) fn free_list(&self, order: u32, list: usize) -> List {
-        List(self.pages + order * TYPES as u32 + list as u32)
+        List(self.pages + (list * ORDERS) as u32 + order)
     }
 
     /// A per-CPU list.
@@ -319,13 +298,13 @@ impl Zone {
 
     #[inline]
     pub(crate) fn first(&self, list: List) -> Option<u32> {
-        let first = self.entries[list.0 as usize].next();
+        let first = self.entries[list.0 as usize].next & LINK;
         (first != list.0).then_some(first)
     }
 
     #[inline]
     pub(crate) fn last(&self, list: List) -> Option<u32> {
-        let last = self.entries[list.0 as usize].prev();
+        let last = self.entries[list.0 as usize].prev & LINK;
         (last != list.0).then_some(last)
     }
 
@@ -334,36 +313,42 @@ impl Zone {
         self.first(list).is_none()
     }
 
+    /// Puts a block on a list between two that follow one another, either of which may be the head.
+    #[inline]
+    fn insert(&mut self, prev: u32, next: u32, at: u32, is: Is, order: u32) {
+        let link = Entry::new(at, at, is, order);
+        self.entries[at as usize] = Entry::new(next, prev, is, order);
+        self.entries[next as usize].prev = link.prev;
+        self.entries[prev as usize].next = link.next;
+    }
+
     /// Puts a block on a list as its first one (list_add()).
     #[inline]
     pub(crate) fn push_front(&mut self, list: List, at: u32, is: Is, order: u32) {
-        let next = self.entries[list.0 as usize].next();
-        self.entries[at as usize] = Entry::new(next, list.0, is, order);
-        self.entries[next as usize].set_prev(at);
-        self.entries[list.0 as usize].set_next(at);
+        let next = self.entries[list.0 as usize].next & LINK;
+        self.insert(list.0, next, at, is, order);
     }
 
     /// Puts a block on a list as its last one (list_add_tail()).
     #[inline]
     pub(crate) fn push_back(&mut self, list: List, at: u32, is: Is, order: u32) {
-        let prev = self.entries[list.0 as usize].prev();
-        self.entries[at as usize] = Entry::new(list.0, prev, is, order);
-        self.entries[prev as usize].set_next(at);
-        self.entries[list.0 as usize].set_prev(at);
+        let prev = self.entries[list.0 as usize].prev & LINK;
+        self.insert(prev, list.0, at, is, order);
     }
 
     /// Takes a block off the list that it is on: it is allocated then (list_del()).
     #[inline]
     pub(crate) fn unlink(&mut self, at: u32) {
-        let entry = self.entries[at as usize];
-        self.entries[entry.prev() as usize].set_next(entry.next());
-        self.entries[entry.next() as usize].set_prev(entry.prev());
+        let Entry { next, prev } = self.entries[at as usize];
+        self.entries[(prev & LINK) as usize].next = next;
+        self.entries[(next & LINK) as usize].prev = prev;
         self.set(at, Is::Other, 0);
     }
 
     /// Relative pfns of a list, head first.
     pub(crate) fn walk(&self, list: List) -> impl Iterator<Item = u32> + '_ {
-        let step = move |at: &u32| Some(self.entries[*at as usize].next()).filter(|next| *next != list.0);
+        let step =
+            move |at: &u32| Some(self.entries[*at as usize].next & LINK).filter(|next| *next != list.0);
         std::iter::successors(self.first(list), step)
     }
 
@@ -429,7 +414,7 @@ impl Zone {
     }
 
     /// __add_to_free_list(), and set_buddy_order().
-    #[inline]
+    #[inline(always)] // A call costs as much as what it does.
     pub(crate) fn add_free(&mut self, at: u32, order: u32, list: usize, tail: bool) {
         let free = self.free_list(order, list);
         if tail {
@@ -442,7 +427,7 @@ impl Zone {
     }
 
     /// __del_page_from_free_list().
-    #[inline]
+    #[inline(always)] // A call costs as much as what it does.
     pub(crate) fn del_free(&mut self, at: u32, order: u32, list: usize) {
         self.unlink(at);
         self.nr_free[order as usize] -= 1;

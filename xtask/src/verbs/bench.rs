@@ -1,5 +1,7 @@
 //! `cargo xtask bench`: how long our own work takes, as ratios within one run.
 
+mod model;
+
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -23,6 +25,8 @@ use crate::scripts;
 pub(crate) enum BenchVerb {
     /// Freeze, read and check guests of several sizes, against reading their struct pages once.
     Frozen(Frozen),
+    /// Pages allocated and freed a second by the model alone, against the crate buddy_system_allocator; building it; memory.
+    Model(model::ModelFlags),
 }
 
 /// See [`BenchVerb::Frozen`].
@@ -125,12 +129,19 @@ fn median(times: &mut [Duration]) -> Duration {
     times[times.len() / 2]
 }
 
-/// Measures and prints a table on stderr, and the JSON where it is asked for.
+/// Measures what the verb says.
 ///
 /// # Errors
 /// See [`GuestError`].
 pub(crate) fn run(progress: &Progress, verb: &BenchVerb) -> Result<(), GuestError> {
-    let BenchVerb::Frozen(flags) = verb;
+    match verb {
+        BenchVerb::Frozen(flags) => frozen(progress, flags),
+        BenchVerb::Model(flags) => model::run(progress, flags),
+    }
+}
+
+/// Measures and prints a table on stderr, and the JSON where it is asked for.
+fn frozen(progress: &Progress, flags: &Frozen) -> Result<(), GuestError> {
     guest::need_tools(progress, false)?;
     let (file, text) = scripts::read("boot")?;
     let script = Script { capture: Vec::new(), ..Script::parse(&file, &text)? };
