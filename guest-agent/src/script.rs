@@ -654,17 +654,19 @@ impl Script {
         all(&mut self.steps);
     }
 
-    /// Whether any checkpoint is frozen.
+    /// Whether the host looks into the guest's memory: at frozen checkpoints, and around batches.
     #[must_use]
-    pub fn has_frozen(&self) -> bool {
-        fn any(steps: &[Step]) -> bool {
-            steps.iter().any(|step| match step {
-                Step::Checkpoint(checkpoint) => checkpoint.frozen,
-                Step::Repeat(repeat) => any(&repeat.steps),
-                _ => false,
-            })
-        }
-        any(&self.steps)
+    pub fn looks(&self) -> bool {
+        any(&self.steps, |step| match step {
+            Step::Checkpoint(checkpoint) => checkpoint.frozen,
+            step => matches!(step, Step::Batches(_)),
+        })
+    }
+
+    /// Whether it runs batches, for which the kernel must have our driver.
+    #[must_use]
+    pub fn has_batches(&self) -> bool {
+        any(&self.steps, |step| matches!(step, Step::Batches(_)))
     }
 
     /// The steps with every `repeat` written out, checked to be possible in a guest of `memory_mib` MiB.
@@ -681,6 +683,14 @@ impl Script {
         check_memory(file, &steps, memory_mib)?;
         Ok(steps)
     }
+}
+
+/// Whether a step is of a kind, those in a `repeat` too.
+fn any(steps: &[Step], is: fn(&Step) -> bool) -> bool {
+    steps.iter().any(|step| match step {
+        Step::Repeat(repeat) => any(&repeat.steps, is),
+        step => is(step),
+    })
 }
 
 fn is_kernel_parameter(word: &str) -> bool {

@@ -51,8 +51,36 @@ pub struct Divergence {
     pub model: String,
     /// What the kernel did.
     pub kernel: String,
+    /// Rules of the model that decided the operation.
+    pub rules: Vec<Rule>,
+    /// The state before the operation, by the model.
+    pub before: Vec<String>,
     /// What differs in the state afterwards.
     pub state: Vec<String>,
+}
+
+impl Divergence {
+    /// In words, a line each.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        let place = match self.operation {
+            Some(operation) => format!("batch {}, operation {operation}", self.batch),
+            None => format!("batch {}, the state afterwards", self.batch),
+        };
+        let mut lines = vec![format!("{place}: model {}, kernel {}", self.model, self.kernel)];
+        let mut part = |title: &str, texts: &[String]| {
+            if !texts.is_empty() {
+                lines.push(format!("  {title}:"));
+                lines.extend(texts.iter().map(|text| format!("    {text}")));
+            }
+        };
+        part("the operation, and those before it", &self.operations);
+        let rules: Vec<String> = self.rules.iter().map(|rule| format!("{rule:?}")).collect();
+        part("rules of the model that decided it", &rules);
+        part("the state before it, by the model", &self.before);
+        part("what differs in the state after the batch", &self.state);
+        lines
+    }
 }
 
 /// Makes batches or takes them from the script, predicts them, compares.
@@ -153,8 +181,9 @@ impl<'a> Fuzzer<'a> {
         let number = self.result.batches;
         self.result.batches += 1;
         let mut divergence = None;
+        let mut start = (model.clone(), self.slots.clone());
         for (index, (op, result)) in ops.iter().zip(&results).enumerate() {
-            let found = result.value().ok().filter(|_| matches!(op, Op::Alloc { .. }));
+            let found = allocated(*op, result);
             if divergence.is_none() {
                 let expected = match replay::apply(&mut model, &self.slots, *op) {
                     Ok(expected) => expected,
@@ -166,12 +195,21 @@ impl<'a> Fuzzer<'a> {
                 self.result.operations += 1;
                 if expected != found {
                     let from = index.saturating_sub(LED);
+                    let (mut before, slots) = (start.0.clone(), &mut start.1);
+                    for (op, result) in ops.iter().zip(&results).take(index) {
+                        // It was done before, so it can be done again.
+                        let _ = replay::apply(&mut before, slots, *op);
+                        slots.note(*op, allocated(*op, result));
+                    }
+                    let pages: Vec<u64> = [expected, found].into_iter().flatten().collect();
                     divergence = Some(Divergence {
                         batch: number,
                         operation: Some(index),
                         operations: ops[from..=index].iter().map(|op| op.to_string()).collect(),
                         model: pfn(expected),
                         kernel: pfn(found),
+                        rules: model.decided_since(&before.rules()),
+                        before: before.around(&pages),
                         state: Vec::new(),
                     });
                 } else if matches!(op, Op::Alloc { .. }) && found.is_none() {
@@ -198,6 +236,8 @@ impl<'a> Fuzzer<'a> {
                             operations: Vec::new(),
                             model: "the state afterwards".into(),
                             kernel: "another".into(),
+                            rules: Vec::new(),
+                            before: Vec::new(),
                             state: apart.iter().map(shown).collect(),
                         });
                     }
@@ -212,6 +252,11 @@ impl<'a> Fuzzer<'a> {
             }
         }
     }
+}
+
+/// The page that an operation gave, if it allocates and succeeded.
+fn allocated(op: Op, result: &OpResult) -> Option<u64> {
+    result.value().ok().filter(|_| matches!(op, Op::Alloc { .. }))
 }
 
 fn pfn(page: Option<u64>) -> String {

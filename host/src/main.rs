@@ -100,7 +100,7 @@ fn test(flags: &Test) -> Result<ExitCode, (u8, String)> {
         repeat: 1,
         keep: flags.keep.clone(),
     };
-    let subject = |role, vmlinux| Subject { role, name: "kernel", vmlinux };
+    let subject = |role, vmlinux| Subject { role, name: "kernel", vmlinux, semantics: None };
     let subjects = [subject(Role::Base, &flags.base), subject(Role::Patched, &flags.patched)];
     let runs = pair::run(&plan, subjects, &|event| match event {
         Event::Starts { command } => eprintln!("+ {command}"),

@@ -3,13 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use guest_agent::script::Script;
+use guest_agent::script::{self, Script};
 
 use crate::freeze::Freezer;
+use crate::fuzz::Fuzzer;
+use crate::model::Semantics;
 use crate::observe::frozen::{ImageError, Kernel};
 use crate::report::{Role, RunName, RunReport};
-use crate::run::{self, FrozenObserver, News, Outcome, RunConfig, RunError};
-use crate::vm::Backend;
+use crate::run::{self, BatchBell, Bell, FrozenObserver, News, Outcome, RunConfig, RunError};
+use crate::vm::{Backend, Machine};
 
 /// What a guest takes of the host besides its RAM, in MiB: QEMU itself and its translations.
 const OVERHEAD_MIB: u64 = 400;
@@ -47,6 +49,8 @@ pub struct Subject<'a> {
     pub name: &'a str,
     /// The image.
     pub vmlinux: &'a Path,
+    /// What the model predicts its batches by; none where the model does not know it.
+    pub semantics: Option<Semantics>,
 }
 
 /// What there is to watch. The guest is named by role, kernel and script.
@@ -82,8 +86,8 @@ pub fn run(
     [base, patched]: [Subject<'_>; 2],
     watch: &(dyn Fn(Event<'_>) + Sync),
 ) -> Result<Vec<RunReport>, RunError> {
-    let frozen = plan.scripts.iter().any(|(_, script)| script.has_frozen());
-    let load = |subject: Subject<'_>| frozen.then(|| Kernel::load(subject.vmlinux));
+    let looks = plan.scripts.iter().any(|(_, script)| script.looks());
+    let load = |subject: Subject<'_>| looks.then(|| Kernel::load(subject.vmlinux));
     let kernels = [load(base), load(patched)];
     let mut reports = Vec::new();
     for (name, script) in plan.scripts {
@@ -132,12 +136,20 @@ fn run_one(
         keep: keep.as_deref(),
     };
     let guest = format!("{role} {}, {script_name}", subject.name);
-    let mut freezer = match kernel {
-        Some(Ok(kernel)) => Some(Freezer::new(kernel, None)),
+    let steps = script.unroll(script_name, plan.memory_mib.unwrap_or(script.memory_mib))?;
+    let batches = script::batches(&steps) > 0;
+    let mut observer = match kernel {
+        Some(Ok(kernel)) => Some(Observer {
+            freezer: Freezer::new(kernel, None),
+            fuzzer: subject
+                .semantics
+                .filter(|_| batches)
+                .map(|semantics| Fuzzer::new(kernel, semantics, &steps, plan.seed, u64::MAX)),
+        }),
         _ => None,
     };
-    let observer = freezer.as_mut().map(|freezer| freezer as &mut dyn FrozenObserver);
-    let run = run::run(plan.backend, &config, observer, &mut |news| {
+    let looking = observer.as_mut().map(|observer| observer as &mut dyn FrozenObserver);
+    let run = run::run(plan.backend, &config, looking, &mut |news| {
         watch(match news {
             News::Command(command) => Event::Starts { command },
             News::Does(what) => Event::Does { guest: &guest, what },
@@ -156,13 +168,35 @@ fn run_one(
         backend: plan.backend.name(),
         deterministic: plan.deterministic,
     };
-    let observations = freezer.map(|freezer| freezer.observations).unwrap_or_default();
-    let mut report = RunReport::new(name, run, &observations);
-    if let (true, Some(Err(error))) = (script.has_frozen(), kernel) {
+    let (observations, predicted) = match observer {
+        Some(Observer { freezer, fuzzer }) => (freezer.observations, fuzzer.map(|fuzzer| fuzzer.result)),
+        None => (Vec::new(), None),
+    };
+    let mut report = RunReport::new(name, run, &observations, predicted);
+    if let (true, Some(Err(error))) = (script.looks(), kernel) {
         let why = format!("{} cannot serve to read the guest's memory: {error}", subject.vmlinux.display());
+        report.no_verdict.get_or_insert(why);
+    } else if batches && subject.semantics.is_none() {
+        let why = format!("the model does not know {}, so it predicts no batches of it", subject.name);
         report.no_verdict.get_or_insert(why);
     }
     Ok(report)
+}
+
+/// Looks at frozen checkpoints, and predicts batches.
+struct Observer<'a> {
+    freezer: Freezer<'a>,
+    fuzzer: Option<Fuzzer<'a>>,
+}
+
+impl FrozenObserver for Observer<'_> {
+    fn look(&mut self, machine: &mut dyn Machine, bell: Bell<'_>) -> Result<(), RunError> {
+        self.freezer.look(machine, bell)
+    }
+
+    fn batch(&mut self, machine: &mut dyn Machine, bell: BatchBell) -> Result<(), RunError> {
+        self.fuzzer.as_mut().map_or(Ok(()), |fuzzer| fuzzer.batch(machine, bell))
+    }
 }
 
 /// Whether the host has two cores, and memory for two guests of this size.

@@ -310,12 +310,12 @@ impl Zone {
         }
         // Even where the claim then fails.
         self.raise_boost();
-        let size = 1_u32 << self.block_order;
-        let first = at & !(size - 1);
-        if first < self.start || first + size > self.end {
+        if !self.spans_block(at) {
             self.decided(Rule::ClaimDenied);
             return None;
         }
+        let size = 1_u32 << self.block_order;
+        let first = at & !(size - 1);
         let (mut free, mut movable, mut page) = (0, 0, first);
         while page < first + size {
             match self.is(page) {
@@ -329,13 +329,16 @@ impl Zone {
             }
             page += 1;
         }
-        let alike = match (list, other) {
-            (MOVABLE, _) => movable,
-            (_, MOVABLE) => size - (free + movable),
-            _ => 0,
+        let half = if self.semantics.is(Canary::ClaimQuarter) { size / 4 } else { size / 2 };
+        let enough = match (list, other) {
+            (MOVABLE, _) if self.semantics.claims_any_movable_block => free + movable == size,
+            (_, MOVABLE) if self.semantics.claims_any_movable_block => true,
+            (MOVABLE, _) => free + movable >= half,
+            // What is neither free nor movable is taken to be like the request.
+            (_, MOVABLE) => size - movable >= half,
+            _ => free >= half,
         };
-        let enough = if self.semantics.is(Canary::ClaimQuarter) { size / 4 } else { size / 2 };
-        if free + alike < enough {
+        if !enough {
             self.decided(Rule::ClaimDenied);
             return None;
         }
@@ -376,10 +379,17 @@ impl Zone {
     /// __rmqueue_steal(): from the smallest order up, the block keeps its type.
     fn steal(&mut self, order: u32, list: usize) -> Option<u32> {
         for high in order..ORDERS as u32 {
-            if let Some((other, first)) = self.fallback(high, list) {
-                self.decided(Rule::Steal);
-                return Some(self.take(first, order, high, other));
+            let Some((other, at)) = self.fallback(high, list) else { continue };
+            if self.semantics.spares_movable_blocks
+                && list != MOVABLE
+                && other == MOVABLE
+                && self.spans_block(at)
+            {
+                self.decided(Rule::StealDenied);
+                continue;
             }
+            self.decided(Rule::Steal);
+            return Some(self.take(at, order, high, other));
         }
         None
     }

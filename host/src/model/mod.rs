@@ -9,6 +9,7 @@
 
 mod alloc;
 mod compare;
+mod explain;
 mod free;
 mod freeze;
 mod fresh;
@@ -23,7 +24,7 @@ use crate::observe::frozen::{MigrateType, State};
 pub use alloc::{Request, Reserve};
 pub use compare::Difference;
 pub use fresh::{Fresh, FreshZone};
-pub use semantics::{Canary, Semantics};
+pub use semantics::{Canary, Semantics, Switch};
 pub use zone::{Rule, Zone};
 
 /// Orders of free areas: MAX_PAGE_ORDER is one less.

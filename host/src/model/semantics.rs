@@ -27,6 +27,16 @@ pub struct Semantics {
     pub frees_in_batches: bool,
     /// Larger pages are held back from a per-CPU list from half of its least size on: 7.x (free_frozen_page_commit()).
     pub holds_larger_longer: bool,
+    /// A request that is not movable claims a movable pageblock however little of it is free, a movable one claims another's
+    /// only where nothing in it is unmovable, and no block that reaches out of its zone is claimed: patch 3 of that series
+    /// (try_to_claim_block()).
+    pub claims_any_movable_block: bool,
+    /// A request that is not movable does not steal from a movable pageblock that lies in its zone: patch 4
+    /// (__rmqueue_steal()).
+    pub spares_movable_blocks: bool,
+    /// A movable pageblock that direct compaction captures for a request that is not movable gets its type: patch 5
+    /// (compaction_capture()).
+    pub retypes_captured_blocks: bool,
     /// A rule that is made wrong on purpose: comparing must find it. Only tests set it.
     pub canary: Option<Canary>,
 }
@@ -117,7 +127,96 @@ impl Semantics {
             highatomic_needs_high: since_7 || patch >= 54,
             frees_in_batches: since_7,
             holds_larger_longer: since_7,
+            claims_any_movable_block: false,
+            spares_movable_blocks: false,
+            retypes_captured_blocks: false,
             canary: None,
         })
+    }
+
+    /// What it is with these patches, or, where `on` is false, without them. Also those that it has no switch for, whose
+    /// behaviour it cannot predict.
+    #[must_use]
+    pub fn with(mut self, titles: &[String], on: bool) -> (Self, Vec<String>) {
+        let mut unknown = Vec::new();
+        for title in titles {
+            match Switch::of(title) {
+                Some(switch) => switch.turn(&mut self, on),
+                None => unknown.push(title.clone()),
+            }
+        }
+        (self, unknown)
+    }
+}
+
+/// A patch whose behaviour the model knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Switch {
+    /// Merged guard pages are counted ([`Semantics::counts_merged_guards`]).
+    GuardAccounting,
+    /// What a merged buddy is counted as: nothing that can be observed, so there is nothing to switch.
+    MergedType,
+    /// [`Semantics::claims_any_movable_block`].
+    ClaimMovable,
+    /// [`Semantics::spares_movable_blocks`].
+    NoSteal,
+    /// [`Semantics::retypes_captured_blocks`].
+    CaptureClaims,
+}
+
+impl Switch {
+    /// Every one with the titles that it goes by: that of the patch in `kernels/patches`, and that of the mail.
+    pub const ALL: [(Self, [&str; 2]); 5] = [
+        (
+            Self::GuardAccounting,
+            [
+                "mm/page_alloc: give merged guard pages back to NR_FREE_PAGES",
+                "mm/page_alloc: count guard pages as free again when their buddy merges",
+            ],
+        ),
+        (
+            Self::MergedType,
+            [
+                "mm/page_alloc: count a merged buddy under the type it merges into",
+                "mm/page_alloc: count a merged buddy's pages under the merged type",
+            ],
+        ),
+        (
+            Self::ClaimMovable,
+            [
+                "mm/page_alloc: convert a movable block on any non-movable claim",
+                "mm/page_alloc: convert any movable pageblock on a non-movable allocation",
+            ],
+        ),
+        (
+            Self::NoSteal,
+            [
+                "mm/page_alloc: keep non-movable steals out of movable blocks",
+                "mm/page_alloc: skip movable blocks during non-movable steals",
+            ],
+        ),
+        (
+            Self::CaptureClaims,
+            [
+                "mm/page_alloc: claim a movable block captured for non-movable use",
+                "mm/page_alloc: claim blocks captured for non-movable use",
+            ],
+        ),
+    ];
+
+    /// The one that a patch of this title is.
+    #[must_use]
+    pub fn of(title: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(_, titles)| titles.contains(&title)).map(|(switch, _)| *switch)
+    }
+
+    fn turn(self, semantics: &mut Semantics, on: bool) {
+        match self {
+            Self::GuardAccounting => semantics.counts_merged_guards = on,
+            Self::MergedType => {}
+            Self::ClaimMovable => semantics.claims_any_movable_block = on,
+            Self::NoSteal => semantics.spares_movable_blocks = on,
+            Self::CaptureClaims => semantics.retypes_captured_blocks = on,
+        }
     }
 }

@@ -115,6 +115,8 @@ pub enum Rule {
     ClaimDenied,
     /// A page is taken from another type's block, which keeps its type.
     Steal,
+    /// A page is not taken from a movable block.
+    StealDenied,
     /// Two blocks of different types merge, and one is retyped.
     Retype,
     /// Blocks stay apart for their types.
@@ -137,11 +139,12 @@ pub enum Rule {
 
 impl Rule {
     /// All, in the order of their numbers.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::ClaimWhole,
         Self::Claim,
         Self::ClaimDenied,
         Self::Steal,
+        Self::StealDenied,
         Self::Retype,
         Self::KeptApart,
         Self::GuardMerged,
@@ -248,6 +251,13 @@ impl Zone {
     #[inline]
     pub(crate) fn decided(&mut self, rule: Rule) {
         self.rules[rule as usize] += 1;
+    }
+
+    /// Whether the pageblock of this page lies wholly in the zone.
+    pub(crate) fn spans_block(&self, at: u32) -> bool {
+        let size = 1_u32 << self.block_order;
+        let first = at & !(size - 1);
+        first >= self.start && first + size <= self.end
     }
 
     pub(crate) fn contains(&self, pfn: u64) -> bool {

@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::check::console::{self, ConsoleReport};
 use crate::check::{self, Violation};
 use crate::freeze::{Frozen, Observation, ZoneFigures};
+use crate::fuzz::{Divergence, Fuzzed};
 use crate::observe::Checkpoint;
 use crate::run::{Outcome, Run};
 
@@ -100,8 +101,14 @@ pub struct RunReport {
     pub checkpoints: Vec<CheckpointReport>,
     /// Broken invariants.
     pub violations: Vec<Violation>,
-    /// Where the kernel and the model disagree.
-    pub divergences: Vec<Violation>,
+    /// Batches of operations that were held to the model page by page; none where the script has none.
+    pub batches: u64,
+    /// Operations of them.
+    pub operations: u64,
+    /// Batches in which the kernel and the model disagree.
+    pub diverged: u64,
+    /// The first of them.
+    pub divergences: Vec<Divergence>,
     /// What the kernel reported on its console.
     pub console: Vec<ConsoleReport>,
     /// What the kernel's taint says went wrong.
@@ -217,9 +224,11 @@ pub struct RunName<'a> {
 }
 
 impl RunReport {
-    /// Checks all that a run gave; `frozen` is what its frozen checkpoints gave, in order.
+    /// Checks all that a run gave; `frozen` is what its frozen checkpoints gave, in order, and `predicted` what came of
+    /// its batches.
     #[must_use]
-    pub fn new(name: RunName<'_>, run: Run, frozen: &[Observation]) -> Self {
+    pub fn new(name: RunName<'_>, run: Run, frozen: &[Observation], predicted: Option<Fuzzed>) -> Self {
+        let predicted = predicted.unwrap_or_default();
         let mut report = Self {
             role: name.role,
             script: name.script.to_owned(),
@@ -233,7 +242,10 @@ impl RunReport {
             guest_s: run.guest_s,
             checkpoints: Vec::new(),
             violations: Vec::new(),
-            divergences: Vec::new(),
+            batches: predicted.batches,
+            operations: predicted.operations,
+            diverged: predicted.diverged,
+            divergences: predicted.divergences,
             console: console::scan(&run.console, run.boot_s.is_some()),
             taint: Vec::new(),
             console_tail: run.console_tail,
@@ -243,6 +255,9 @@ impl RunReport {
             Outcome::Complete { tainted } => report.taint = console::taint_findings(tainted),
             Outcome::GuestFailure(failure) => report.guest_failure = Some(failure.to_string()),
             Outcome::NoVerdict(reason) => report.no_verdict = Some(reason.to_string()),
+        }
+        if let Some(why) = predicted.no_verdict {
+            report.no_verdict.get_or_insert(why);
         }
         // Also what was seen in a guest that then died before its texts came.
         for observation in frozen {

@@ -19,6 +19,9 @@ pub fn table(report: &Report) -> String {
         text.push_str(&findings(run.role.name(), run));
     }
     for role in [Role::Base, Role::Patched] {
+        checked(&mut text, report, role);
+    }
+    for role in [Role::Base, Role::Patched] {
         if let Some(kernel) = report.kernel(role) {
             let series = match kernel.series.len() {
                 0 => String::new(),
@@ -70,6 +73,25 @@ fn script_table(text: &mut String, script: &str, runs: &[&RunReport]) {
     text.push('\n');
 }
 
+/// How much was checked of a kernel in all its runs, and how much of it was wrong.
+fn checked(text: &mut String, report: &Report, role: Role) {
+    let sum =
+        |of: fn(&RunReport) -> u64| report.runs.iter().filter(|run| run.role == role).map(of).sum::<u64>();
+    let checkpoints = sum(|run| run.checkpoints.len() as u64);
+    let violations = sum(|run| run.violations.len() as u64);
+    let _ = write!(text, "{:8} violations: {violations} at {checkpoints} checkpoints", role.name());
+    match sum(|run| run.batches) {
+        0 => text.push('\n'),
+        batches => {
+            let (operations, diverged) = (sum(|run| run.operations), sum(|run| run.diverged));
+            let _ = writeln!(
+                text,
+                "; divergences from the model: {diverged} in {operations} operations of {batches} batches"
+            );
+        }
+    }
+}
+
 /// What was found in a run of the kernel called `name`: violations by invariant and zone, the worst of each; reports;
 /// failures. Nothing where nothing was found.
 #[must_use]
@@ -91,6 +113,11 @@ pub fn findings(name: &str, run: &RunReport) -> String {
             if checkpoints.len() > 1 { format!(", most at {}", worst.checkpoint) } else { String::new() };
         let at = shortened(&checkpoints);
         let _ = writeln!(text, "{name}: {} broken{place} at {at}{worst_of}: {}", worst.invariant, worst.text);
+    }
+    for divergence in &run.divergences {
+        for line in divergence.lines() {
+            let _ = writeln!(text, "{name}: {line}");
+        }
     }
     for report in run.console.iter().filter(|report| report.kind.is_finding()) {
         let when = if report.after_ready { "" } else { " (before the agent was ready: not counted)" };
@@ -125,10 +152,9 @@ fn shortened(names: &[&str]) -> String {
 /// The verdict in words.
 fn words(report: &Report) -> String {
     let has_findings = |role| {
-        report
-            .runs
-            .iter()
-            .any(|run| run.role == role && (!run.violations.is_empty() || failed(run).is_some()))
+        report.runs.iter().any(|run| {
+            run.role == role && (!run.violations.is_empty() || run.diverged > 0 || failed(run).is_some())
+        })
     };
     let base = if has_findings(Role::Base) { "base is not" } else { "so is base" };
     match report.verdict {
@@ -138,7 +164,8 @@ fn words(report: &Report) -> String {
             format!("verdict: violation: the patched kernel breaks an invariant{both}")
         }
         Verdict::Divergence => {
-            "verdict: divergence: the patched kernel does not do what the model says".to_owned()
+            let both = if has_findings(Role::Base) { "; nor does base" } else { "; base does" };
+            format!("verdict: divergence: the patched kernel does not do what the model says{both}")
         }
         Verdict::GuestFailure => {
             "verdict: guest failure: the patched kernel failed while the script ran".to_owned()

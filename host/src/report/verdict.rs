@@ -45,7 +45,7 @@ pub(super) fn judge(runs: &[RunReport]) -> (Verdict, Option<String>) {
     if patched().any(|run| !run.violations.is_empty()) {
         return (Verdict::Violation, None);
     }
-    if patched().any(|run| !run.divergences.is_empty()) {
+    if patched().any(|run| run.diverged > 0) {
         return (Verdict::Divergence, None);
     }
     let undecided = runs.iter().find_map(|run| run.no_verdict.as_ref().map(|reason| (run, reason)));

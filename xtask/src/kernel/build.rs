@@ -175,6 +175,7 @@ fn published(cache: &Cache, id: &str, job: &Job, fresh: bool) -> Option<Publishe
         flavour: job.flavour,
         build_id: id.to_owned(),
         series: job.series.clone(),
+        reversed: Vec::new(),
         vmlinux,
         system_map: system_map.exists().then_some(system_map),
         build_s: record.build_s,

@@ -109,6 +109,8 @@ pub(crate) struct Built {
     pub(crate) build_id: String,
     /// Titles of the patches of the series that it holds.
     pub(crate) series: Vec<String>,
+    /// Titles of the patches that were reversed for it.
+    pub(crate) reversed: Vec<String>,
     /// ELF with symbols and BTF, without debug information.
     pub(crate) vmlinux: PathBuf,
     /// Addresses of the symbols.
@@ -368,7 +370,8 @@ fn patched(source: &Source, flavour: Flavour, tree: String, series: &Series) -> 
 
 fn pair_of(base: Published, patched: Published, present: Vec<String>) -> Pair {
     let no_change = base.image == patched.image;
-    Pair { base: base.built, patched: patched.built, no_change, present }
+    let base = Built { reversed: present.clone(), ..base.built };
+    Pair { base, patched: patched.built, no_change, present }
 }
 
 /// A kernel that somebody else built. Its flavour is what the user says.
@@ -389,6 +392,7 @@ fn prebuilt(spec: &str, path: &Path, flavour: Flavour) -> Result<Published, Kern
         flavour,
         build_id: hash[..32].to_owned(),
         series: Vec::new(),
+        reversed: Vec::new(),
         vmlinux: path.to_owned(),
         system_map: system_map.exists().then_some(system_map),
         build_s: 0.0,

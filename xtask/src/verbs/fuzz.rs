@@ -12,11 +12,8 @@ use serde::Serialize;
 
 use super::guest::{self, GuestError};
 use crate::agent;
-use crate::kernel::{Flavour, Kernels, Kind};
+use crate::kernel::{Built, Flavour, Kernels, Kind};
 use crate::progress::{Progress, seconds};
-
-/// Series whose behaviour the model has as a switch.
-const GUARD_ACCOUNTING: &str = "guard-accounting";
 
 /// What to run and how.
 #[derive(Clone, Debug, clap::Args)]
@@ -92,7 +89,7 @@ struct Guest {
 pub(crate) fn run(progress: &Progress, flags: &Fuzz) -> Result<u8, GuestError> {
     guest::need_tools(progress, flags.install_deps)?;
     let built = Kernels::open(progress)?.one(&flags.kernel, flags.series.as_deref(), flags.flavour, true)?;
-    let semantics = semantics(progress, flags, &built.release)?;
+    let semantics = semantics(progress, flags, &built)?;
     let kernel = guest::load(&built.vmlinux, &[])?;
     let agent = agent::build(progress)?;
     let (backend, why) = choose::choose(BackendChoice::Auto, flags.deterministic);
@@ -182,21 +179,17 @@ pub(crate) fn run(progress: &Progress, flags: &Fuzz) -> Result<u8, GuestError> {
     })
 }
 
-/// What the kernel does, as far as the model knows. A series that it has no switch for is taken for one that changes
-/// nothing: where it does, the kernel diverges, and that is what is to be seen.
-fn semantics(progress: &Progress, flags: &Fuzz, release: &str) -> Result<Semantics, GuestError> {
-    let mut semantics = Semantics::of(release, flags.flavour != Flavour::Up).ok_or_else(|| {
+/// What the kernel does, as far as the model knows. A patch that it has no switch for is taken for one that changes nothing:
+/// where it does, the kernel diverges, and that is what is to be seen.
+fn semantics(progress: &Progress, flags: &Fuzz, built: &Built) -> Result<Semantics, GuestError> {
+    let (mut semantics, unknown) = guest::semantics(built).ok_or_else(|| {
         GuestError::Usage(format!(
-            "the model does not know {release}: it knows 6.12.29 and later, 7.2 and 7.3"
+            "the model does not know {}: it knows 6.12.29 and later, 7.2 and 7.3",
+            built.release
         ))
     })?;
-    match flags.series.as_deref() {
-        None => {}
-        Some(GUARD_ACCOUNTING) => semantics.counts_merged_guards = true,
-        Some(series) => {
-            progress
-                .line(&format!("the model predicts {release} without {series}: what it changes diverges"));
-        }
+    for title in unknown {
+        progress.line(&format!("predicted as without it, so that what it changes diverges: {title}"));
     }
     if let Some(number) = flags.canary {
         let canary = Canary::ALL.get(number).copied();
@@ -247,15 +240,12 @@ fn line(guest: &Guest) -> String {
 fn findings(guest: &Guest) -> Vec<String> {
     let mut lines = Vec::new();
     for divergence in &guest.fuzzed.divergences {
-        let place = match divergence.operation {
-            Some(operation) => format!("batch {}, operation {operation}", divergence.batch),
-            None => format!("batch {}, the state afterwards", divergence.batch),
-        };
-        lines.push(format!(
-            "seed {}, {place}: model {}, kernel {}",
-            guest.seed, divergence.model, divergence.kernel
-        ));
-        lines.extend(divergence.operations.iter().chain(&divergence.state).map(|text| format!("  {text}")));
+        let text = divergence.lines();
+        lines.extend(
+            text.iter().enumerate().map(|(at, line)| {
+                if at == 0 { format!("seed {}, {line}", guest.seed) } else { line.clone() }
+            }),
+        );
     }
     lines.extend(guest.guest_failure.iter().map(|failure| format!("seed {}: {failure}", guest.seed)));
     lines.extend(guest.fuzzed.no_verdict.iter().map(|why| format!("seed {}: no verdict: {why}", guest.seed)));

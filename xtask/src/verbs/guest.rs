@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use guest_agent::script::ScriptError;
+use host::model::Semantics;
 use host::observe::frozen::{ImageError, Kernel, ReadError};
 use host::report::output;
 use host::run::RunError;
@@ -12,7 +13,7 @@ use host::vm::choose::BackendChoice;
 use serde::Serialize;
 
 use crate::agent::AgentError;
-use crate::kernel::{Flavour, KernelError, Kind};
+use crate::kernel::{Built, Flavour, KernelError, Kind};
 use crate::progress::Progress;
 use crate::scripts;
 use crate::tools::{self, Work};
@@ -139,6 +140,14 @@ pub(crate) fn need_tools(progress: &Progress, install: bool) -> Result<(), Guest
     }
     tools::require(&[Work::Run]).map_err(KernelError::from)?;
     Ok(())
+}
+
+/// What the model predicts a kernel by, and the patches of it that the model cannot predict. None where it does not know the
+/// kernel at all.
+pub(crate) fn semantics(built: &Built) -> Option<(Semantics, Vec<String>)> {
+    let known = Semantics::of(&built.release, built.flavour != Flavour::Up)?;
+    let (known, _) = known.with(&built.reversed, false);
+    Some(known.with(&built.series, true))
 }
 
 /// Loads a vmlinux, to read guests by it, and the places of these variables.

@@ -284,7 +284,7 @@ fn booted(progress: &Progress, flags: &Inspect) -> Result<Looked, GuestError> {
         deterministic: flags.guest.deterministic,
     };
     let observations = freezer.observations;
-    let run = RunReport::new(name, run, &observations);
+    let run = RunReport::new(name, run, &observations, None);
     let findings = report::findings(&built.release, &run);
     let report = Report::new(vec![test_kernel::kernel(Role::Patched, &built)], vec![run], false);
     let mut json = serde_json::to_value(&report).unwrap_or_default();

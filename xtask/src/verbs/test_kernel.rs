@@ -89,7 +89,8 @@ fn test(progress: &Progress, flags: &TestKernel) -> Result<Report, GuestError> {
     let scripts = read_scripts(flags)?;
     guest::need_tools(progress, flags.install_deps)?;
 
-    let pair = Kernels::open(progress)?.pair(&request(flags))?;
+    let batches = scripts.iter().any(|(_, script)| script.has_batches());
+    let pair = Kernels::open(progress)?.pair(&request(flags, batches))?;
     for title in &pair.present {
         progress.line(&format!("already in the source, so reversed for base: {title}"));
     }
@@ -118,7 +119,8 @@ fn test(progress: &Progress, flags: &TestKernel) -> Result<Report, GuestError> {
     Ok(Report::new(kernels, runs, pair.no_change))
 }
 
-fn request(flags: &TestKernel) -> PairRequest {
+/// With the driver where a script runs batches.
+fn request(flags: &TestKernel, driver: bool) -> PairRequest {
     let (mut kernel, mut series) = (flags.kernel.clone(), flags.series.clone());
     if flags.base.is_none() && kernel.is_none() {
         kernel = Some(DEFAULT_KERNEL.to_owned());
@@ -130,7 +132,7 @@ fn request(flags: &TestKernel) -> PairRequest {
         base: flags.base.clone(),
         patched: flags.patched.clone(),
         flavour: flags.guest.flavour,
-        driver: false,
+        driver,
     }
 }
 
@@ -148,7 +150,8 @@ fn read_scripts(flags: &TestKernel) -> Result<Vec<(String, Script)>, GuestError>
 }
 
 fn subject(role: Role, built: &Built) -> Subject<'_> {
-    Subject { role, name: &built.release, vmlinux: &built.vmlinux }
+    let semantics = guest::semantics(built).map(|(semantics, _)| semantics);
+    Subject { role, name: &built.release, vmlinux: &built.vmlinux, semantics }
 }
 
 pub(crate) fn kernel(role: Role, built: &Built) -> Kernel {
