@@ -11,7 +11,7 @@
 #include <linux/types.h>
 
 #define BD_MAGIC	0x3168637461626462ULL	/* "bdbatch1" */
-#define BD_ABI		1
+#define BD_ABI		2
 
 #define BD_OPS		16384	/* operations of a batch at most */
 #define BD_SLOTS	65536	/* handles */
@@ -61,7 +61,7 @@ struct bd_result {
 /* bd_batch.state */
 enum {
 	BD_IDLE		= 0,	/* there is nothing to run */
-	BD_READY	= 1,	/* the host has written a batch */
+	BD_READY	= 1,	/* the host has written a batch, or another */
 	BD_DONE		= 2,	/* it was run, results are there */
 	BD_REFUSED	= 3,	/* nothing of it was run: see error */
 };

@@ -2,11 +2,12 @@
 /*
  * Runs batches of page allocator operations that a host writes into our memory.
  *
- * A byte 'r' written to /proc/buddydiff runs one batch, with interrupts off and
+ * A byte 'r' written to /proc/buddydiff runs a batch, with interrupts off and
  * every other CPU held: it rings the host's doorbell, and the machine stands
  * still while the host looks at memory and writes a batch; it runs the batch and
  * rings again, for the host to look at memory and results. In between nothing
- * but the batch touches the allocator.
+ * but the batch touches the allocator. Where the host has written another batch
+ * by then, that is run in the same way, so nothing comes between the two.
  *
  * A byte 's' runs one that may sleep: the other CPUs are held and interrupts are
  * off while the host looks, and not while the batch runs, so others move in the
@@ -590,9 +591,11 @@ static int bd_run(void)
 	if (!bd_stop(&flags))
 		return -EBUSY;
 	bd_ring();
-	if (bd_take(&buddydiff_batch, false))
-		bd_batch(&buddydiff_batch, false);
-	bd_ring();
+	do {
+		if (bd_take(&buddydiff_batch, false))
+			bd_batch(&buddydiff_batch, false);
+		bd_ring();
+	} while (buddydiff_batch.state == BD_READY);
 	bd_go_on(flags);
 	return 0;
 }

@@ -13,7 +13,7 @@ use crate::observe::frozen::{Extent, Kernel, Ram, ReadError};
 
 const SYMBOL: &str = "buddydiff_batch";
 const MAGIC: u64 = u64::from_le_bytes(*b"bdbatch1");
-const ABI: u32 = 1;
+const ABI: u32 = 2;
 const HEADER_BYTES: usize = 24;
 const OP_BYTES: usize = 32;
 const RESULT_BYTES: usize = 16;

@@ -1,21 +1,27 @@
 //! Random batches on a real kernel, each predicted by the model page by page, and the state after it to the last link.
 //!
-//! The model starts anew from the frozen state before each batch, so one divergence does not make the next.
+//! The model starts anew from the frozen state before a batch where anything came between it and the batch before, and
+//! where that one diverged, so one divergence does not make the next.
 
-use guest_agent::script::Step;
+mod judge;
+
+use std::fs::File;
+use std::time::Instant;
+
+use guest_agent::script::{Batches, Step};
 use serde::Serialize;
 
 use crate::batch::{self, Answer, Driver, Op, OpResult};
-use crate::model::{Difference, Model, Rule, Semantics};
+use crate::model::{Rule, Semantics};
 use crate::observe::frozen::{Kernel, Ram, State};
 use crate::replay::{self, Generator, Slots};
 use crate::run::{BatchBell, Bell, FrozenObserver, Phase, RunError};
 use crate::vm::Machine;
+use judge::{Batch, Judge};
 
-/// Divergences that are kept; the rest is only counted.
-const KEPT: usize = 5;
-/// Operations before one that diverges that are shown with it.
-const LED: usize = 5;
+/// Operations that are run without a pause, if more than one batch: so many take seconds where each page is unmapped as it
+/// is freed, with interrupts off all the time, and a kernel complains after 21 s (CONFIG_RCU_CPU_STALL_TIMEOUT).
+pub const UNPAUSED: u64 = 65_536;
 
 /// What a run of batches gave.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -34,8 +40,15 @@ pub struct Fuzzed {
     pub divergences: Vec<Divergence>,
     /// Why the run could not go on, where it could not.
     pub no_verdict: Option<String>,
-    /// Time that the host spent on predicting and comparing, in seconds.
-    pub host_s: f64,
+    /// Time that the guest stood still while its state was read, or for the judgement of the batch before, in seconds.
+    pub compare_s: f64,
+    /// Time that it stood still while the next batch was made and written, in seconds.
+    pub make_s: f64,
+    /// Time that predicting and comparing took on a thread of their own, in seconds.
+    pub judge_s: f64,
+    /// Of the guest's own time from the first operation to the last, the share in which operations ran, by its time stamp
+    /// counter. The rest is the driver's checks, what comes between batches, and stopping and going on.
+    pub operations_share: f64,
 }
 
 /// Where kernel and model part.
@@ -83,22 +96,57 @@ impl Divergence {
     }
 }
 
-/// Makes batches or takes them from the script, predicts them, compares.
+/// The guest's memory.
+struct Attached {
+    ram: Ram,
+    driver: Driver,
+}
+
+/// The guest's time stamp counter.
+#[derive(Default)]
+struct Ticks {
+    first: Option<u64>,
+    last: u64,
+    /// From the first operation of each batch to its last.
+    in_batches: u64,
+}
+
+impl Ticks {
+    fn add(&mut self, results: &[OpResult]) {
+        let (Some(first), Some(last)) = (results.first(), results.last()) else { return };
+        self.first.get_or_insert(first.tsc);
+        self.last = last.tsc;
+        self.in_batches = self.in_batches.saturating_add(last.tsc.saturating_sub(first.tsc));
+    }
+
+    fn share(&self) -> f64 {
+        let all = self.last.saturating_sub(self.first.unwrap_or(0));
+        self.in_batches as f64 / all.max(1) as f64
+    }
+}
+
+/// Makes batches or takes them from the script, and has them judged.
 pub struct Fuzzer<'a> {
     kernel: &'a Kernel,
-    semantics: Semantics,
     steps: &'a [Step],
     seed: u64,
     /// The step of the last batch.
     step: usize,
     /// Operations that may still be made.
     left: u64,
+    /// Operations that may still be made without a pause.
+    unpaused: u64,
+    pauses: bool,
     generator: Option<Generator>,
     slots: Slots,
-    driver: Option<Driver>,
-    pending: Option<(Model, Vec<Op>)>,
-    /// What came of it.
-    pub result: Fuzzed,
+    attached: Option<Attached>,
+    /// The batch that is written.
+    pending: Option<Vec<Op>>,
+    judge: Judge,
+    ticks: Ticks,
+    no_verdict: Option<String>,
+    compare_s: f64,
+    make_s: f64,
 }
 
 impl<'a> Fuzzer<'a> {
@@ -113,159 +161,143 @@ impl<'a> Fuzzer<'a> {
     ) -> Self {
         Self {
             kernel,
-            semantics,
             steps,
             step: 0,
             seed,
             left: operations,
+            unpaused: 0,
+            pauses: true,
             generator: None,
             slots: Slots::default(),
-            driver: None,
+            attached: None,
             pending: None,
-            result: Fuzzed::default(),
+            judge: Judge::new(semantics),
+            ticks: Ticks::default(),
+            no_verdict: None,
+            compare_s: 0.0,
+            make_s: 0.0,
         }
     }
 
-    /// Reads the state, makes a batch and the model that predicts it. None where the run cannot go on, or is done.
-    fn prepare(&mut self, ram: &Ram, step: usize) -> Option<Vec<Op>> {
+    /// The same with batches that follow one another at once, up to [`UNPAUSED`] operations for each that the script has.
+    #[must_use]
+    pub fn without_pauses(self) -> Self {
+        Self { pauses: false, ..self }
+    }
+
+    /// What came of it.
+    #[must_use]
+    pub fn finish(self) -> Fuzzed {
+        let judged = self.judge.finish();
+        Fuzzed {
+            no_verdict: judged.no_verdict.or(self.no_verdict),
+            compare_s: self.compare_s,
+            make_s: self.make_s,
+            operations_share: self.ticks.share(),
+            ..judged
+        }
+    }
+
+    /// Makes a batch and writes it, if the run goes on.
+    fn make(&mut self, file: &File, step: usize) {
+        let Some(Step::Batches(step)) = self.steps.get(step) else { return };
+        let (Some(attached), Some(generator)) = (&self.attached, &mut self.generator) else { return };
+        let ops = if step.given.is_empty() {
+            let count = self.left.min(step.size.get().into()) as usize;
+            generator.batch(&self.slots, count)
+        } else {
+            step.given.to_vec()
+        };
+        // Where there is neither room nor anything to free it is time to let others run.
+        self.unpaused = if ops.is_empty() { 0 } else { self.unpaused.saturating_sub(ops.len() as u64) };
+        match attached.driver.write(file, &ops) {
+            Ok(()) => self.pending = Some(ops),
+            Err(error) => self.no_verdict = Some(error.to_string()),
+        }
+    }
+
+    /// Whether there is a batch to run in this step.
+    fn goes_on(&self, step: usize) -> bool {
+        let Some(Step::Batches(step)) = self.steps.get(step) else { return false };
+        self.no_verdict.is_none() && !self.judge.gave_up() && (!step.given.is_empty() || self.left > 0)
+    }
+
+    /// Reads the state before a batch.
+    fn before(&mut self, step: usize) {
+        let mut freed = false;
         if step != self.step {
             let before = self.steps.get(self.step);
-            if matches!(before, Some(Step::Batches(before)) if before.free) {
+            freed = matches!(before, Some(Step::Batches(before)) if before.free);
+            if freed {
                 self.slots = Slots::default();
             }
             self.step = step;
         }
-        let Some(Step::Batches(step)) = self.steps.get(step) else { return None };
-        if self.result.no_verdict.is_some() || step.given.is_empty() && self.left == 0 {
-            return None;
+        if !self.goes_on(step) {
+            return;
         }
-        let model = State::read(self.kernel, ram).map_err(|error| error.to_string()).and_then(|state| {
-            let free: u64 = state.zones.iter().map(|zone| zone.listed_pages(|_| true)).sum();
-            let generator = || Generator::new(self.seed, batch::SLOTS, free);
-            self.generator.get_or_insert_with(generator);
-            Model::new(&state, self.semantics).map_err(|error| error.to_string())
-        });
-        let model = match model {
-            Ok(model) => model,
-            Err(why) => {
-                self.result.no_verdict = Some(why);
-                return None;
-            }
-        };
-        let ops = if step.given.is_empty() {
-            let count = self.left.min(step.size.get().into()) as usize;
-            self.generator.as_mut()?.batch(&self.slots, count)
-        } else {
-            step.given.to_vec()
-        };
-        self.pending = Some((model, ops.clone()));
-        Some(ops)
+        let Some(state) = self.read() else { return };
+        let free: u64 = state.zones.iter().map(|zone| zone.listed_pages(|_| true)).sum();
+        self.generator.get_or_insert_with(|| Generator::new(self.seed, batch::SLOTS, free));
+        self.unpaused = UNPAUSED;
+        self.judge.before(state, freed);
     }
 
-    /// Replays the batch and compares.
-    fn compare(&mut self, ram: &Ram, answer: Result<Answer, String>) {
-        let Some((mut model, ops)) = self.pending.take() else { return };
-        let results: Vec<OpResult> = match answer {
+    /// Reads what came of a batch, and the state after it.
+    fn after(&mut self, file: &File, step: usize) {
+        let (Some(ops), Some(attached)) = (self.pending.take(), &self.attached) else { return };
+        let results = match attached.driver.read(file, ops.len()) {
             Ok(Answer::Done(results)) => results,
             Ok(Answer::Refused { op, wrong }) => {
-                self.result.no_verdict =
-                    Some(format!("the driver refused operation {op}: {wrong}: {:?}", ops.get(op)));
+                let text = ops.get(op).map_or_else(String::new, Op::to_string);
+                self.no_verdict = Some(format!("the driver refused operation {op}: {wrong}: {text}"));
                 return;
             }
             Err(why) => {
-                self.result.no_verdict = Some(why);
+                self.no_verdict = Some(why.to_string());
                 return;
             }
         };
+        let Some(state) = self.read() else { return };
+        self.ticks.add(&results);
         self.left = self.left.saturating_sub(ops.len() as u64);
-        let number = self.result.batches;
-        self.result.batches += 1;
-        let mut divergence = None;
-        let mut start = (model.clone(), self.slots.clone());
-        for (index, (op, result)) in ops.iter().zip(&results).enumerate() {
-            let found = allocated(*op, result);
-            if divergence.is_none() {
-                let expected = match replay::apply(&mut model, &self.slots, *op) {
-                    Ok(expected) => expected,
-                    Err(error) => {
-                        self.result.no_verdict = Some(error.to_string());
-                        return;
-                    }
-                };
-                self.result.operations += 1;
-                if expected != found {
-                    let from = index.saturating_sub(LED);
-                    let (mut before, slots) = (start.0.clone(), &mut start.1);
-                    for (op, result) in ops.iter().zip(&results).take(index) {
-                        // It was done before, so it can be done again.
-                        let _ = replay::apply(&mut before, slots, *op);
-                        slots.note(*op, allocated(*op, result));
-                    }
-                    let pages: Vec<u64> = [expected, found].into_iter().flatten().collect();
-                    divergence = Some(Divergence {
-                        batch: number,
-                        operation: Some(index),
-                        operations: ops[from..=index].iter().map(|op| op.to_string()).collect(),
-                        model: pfn(expected),
-                        kernel: pfn(found),
-                        rules: model.decided_since(&before.rules()),
-                        before: before.around(&pages),
-                        state: Vec::new(),
-                    });
-                } else if matches!(op, Op::Alloc { .. }) && found.is_none() {
-                    self.result.failures += 1;
-                }
-            }
-            // What is held is what the kernel says, whatever the model thinks of it.
-            self.slots.note(*op, found);
+        for (op, result) in ops.iter().zip(&results) {
+            self.slots.note(*op, replay::allocated(*op, result));
         }
-        let rules = Rule::ALL.into_iter().zip(model.rules());
-        if self.result.rules.is_empty() {
-            self.result.rules = rules.collect();
-        } else {
-            self.result.rules.iter_mut().zip(rules).for_each(|(sum, (_, count))| sum.1 += count);
+        let random = |step: &Batches| step.given.is_empty() && !step.may_sleep;
+        let random = matches!(self.steps.get(step), Some(Step::Batches(step)) if random(step));
+        let again = random && !self.pauses && self.unpaused > 0 && self.left > 0;
+        self.judge.after(Batch { ops, results, state, again });
+        if !again {
+            self.unpaused = 0;
         }
-        if divergence.is_none() {
-            match State::read(self.kernel, ram) {
-                Ok(state) => {
-                    let apart = model.differences(&state);
-                    if !apart.is_empty() {
-                        divergence = Some(Divergence {
-                            batch: number,
-                            operation: None,
-                            operations: Vec::new(),
-                            model: "the state afterwards".into(),
-                            kernel: "another".into(),
-                            rules: Vec::new(),
-                            before: Vec::new(),
-                            state: apart.iter().map(shown).collect(),
-                        });
-                    }
-                }
-                Err(error) => self.result.no_verdict = Some(error.to_string()),
-            }
-        }
-        if let Some(divergence) = divergence {
-            self.result.diverged += 1;
-            if self.result.divergences.len() < KEPT {
-                self.result.divergences.push(divergence);
+    }
+
+    fn read(&mut self) -> Option<State> {
+        let attached = self.attached.as_ref()?;
+        match State::read(self.kernel, &attached.ram) {
+            Ok(state) => Some(state),
+            Err(error) => {
+                self.no_verdict = Some(error.to_string());
+                None
             }
         }
     }
-}
 
-/// The page that an operation gave, if it allocates and succeeded.
-fn allocated(op: Op, result: &OpResult) -> Option<u64> {
-    result.value().ok().filter(|_| matches!(op, Op::Alloc { .. }))
-}
-
-fn pfn(page: Option<u64>) -> String {
-    page.map_or_else(|| "no page".to_owned(), |pfn| format!("{pfn:#x}"))
-}
-
-fn shown(difference: &Difference) -> String {
-    let Difference { zone, what, model, kernel } = difference;
-    format!("{zone}, {what}: model {model}; kernel {kernel}")
+    /// Finds the driver, once.
+    fn attach(&mut self, machine: &dyn Machine) -> Result<(), RunError> {
+        if self.attached.is_some() || self.no_verdict.is_some() {
+            return Ok(());
+        }
+        let (file, layout) = machine.ram();
+        let ram =
+            Ram::map(file, layout).map_err(|source| RunError::Io { doing: "map the guest's RAM", source })?;
+        match Driver::find(self.kernel, &ram, file) {
+            Ok(driver) => self.attached = Some(Attached { ram, driver }),
+            Err(error) => self.no_verdict = Some(error.to_string()),
+        }
+        Ok(())
+    }
 }
 
 impl FrozenObserver for Fuzzer<'_> {
@@ -274,35 +306,23 @@ impl FrozenObserver for Fuzzer<'_> {
     }
 
     fn batch(&mut self, machine: &mut dyn Machine, bell: BatchBell) -> Result<(), RunError> {
-        let start = std::time::Instant::now();
-        let (file, layout) = machine.ram();
-        let ram =
-            Ram::map(file, layout).map_err(|source| RunError::Io { doing: "map the guest's RAM", source })?;
-        if self.driver.is_none() && self.result.no_verdict.is_none() {
-            match Driver::find(self.kernel, &ram, file) {
-                Ok(driver) => self.driver = Some(driver),
-                Err(error) => self.result.no_verdict = Some(error.to_string()),
-            }
+        let start = Instant::now();
+        self.attach(machine)?;
+        let (file, _) = machine.ram();
+        match bell.phase {
+            Phase::Before => self.before(bell.step),
+            Phase::After => self.after(file, bell.step),
         }
-        if let Some(driver) = self.driver.clone() {
-            match bell.phase {
-                Phase::Before => {
-                    if let Some(ops) = self.prepare(&ram, bell.step)
-                        && let Err(error) = driver.write(file, &ops)
-                    {
-                        self.result.no_verdict = Some(error.to_string());
-                        self.pending = None;
-                    }
-                }
-                Phase::After => {
-                    if let Some((_, ops)) = &self.pending {
-                        let answer = driver.read(file, ops.len());
-                        self.compare(&ram, answer.map_err(|error| error.to_string()));
-                    }
-                }
-            }
+        let compared = Instant::now();
+        if self.unpaused > 0 && self.goes_on(bell.step) {
+            self.make(file, bell.step);
         }
-        self.result.host_s += start.elapsed().as_secs_f64();
+        self.compare_s += (compared - start).as_secs_f64();
+        self.make_s += compared.elapsed().as_secs_f64();
         Ok(())
+    }
+
+    fn again(&self) -> bool {
+        self.pending.is_some()
     }
 }

@@ -169,7 +169,7 @@ fn run_one(
         deterministic: plan.deterministic,
     };
     let (observations, predicted) = match observer {
-        Some(Observer { freezer, fuzzer }) => (freezer.observations, fuzzer.map(|fuzzer| fuzzer.result)),
+        Some(Observer { freezer, fuzzer }) => (freezer.observations, fuzzer.map(Fuzzer::finish)),
         None => (Vec::new(), None),
     };
     let mut report = RunReport::new(name, run, &observations, predicted);

@@ -4,7 +4,7 @@
 //! at its deadline, or when the user interrupts (Ctrl-C, SIGTERM), whichever comes first.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
@@ -109,6 +109,18 @@ impl Group {
     /// # Errors
     /// See [`WaitError`].
     pub fn wait_until(&mut self, deadline: Instant) -> Result<ExitStatus, WaitError> {
+        self.wait_or_hear(deadline, None)
+    }
+
+    /// The same, and [`WaitError::TimedOut`] too once there is something to read from `other`.
+    ///
+    /// # Errors
+    /// See [`WaitError`].
+    pub fn wait_or_hear(
+        &mut self,
+        deadline: Instant,
+        other: Option<BorrowedFd<'_>>,
+    ) -> Result<ExitStatus, WaitError> {
         loop {
             if let Some(status) = self.try_wait()? {
                 return Ok(status);
@@ -118,6 +130,7 @@ impl Group {
                 return Err(WaitError::TimedOut);
             }
             let mut fds = vec![PollFd::from_borrowed_fd(self.pidfd.as_fd(), PollFlags::IN)];
+            fds.extend(other.map(|other| PollFd::from_borrowed_fd(other, PollFlags::IN)));
             if let Some(pipe) = INTERRUPT.get() {
                 fds.push(PollFd::new(pipe, PollFlags::IN));
             }
@@ -125,8 +138,13 @@ impl Group {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(io::Error::from(errno).into()),
             }
-            if fds.get(1).is_some_and(|fd| !fd.revents().is_empty()) {
+            let ready = |index: usize| fds.get(index).is_some_and(|fd| !fd.revents().is_empty());
+            let heard = other.is_some() && ready(1);
+            if ready(1 + usize::from(other.is_some())) {
                 return Err(WaitError::Interrupted);
+            }
+            if heard && !ready(0) {
+                return Err(WaitError::TimedOut);
             }
         }
     }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-use crate::batch::Op;
+use crate::batch::{Op, OpResult};
 use crate::model::{Model, Request, Reserve};
 
 /// What a slot holds.
@@ -74,6 +74,12 @@ impl Slots {
             _ => {}
         }
     }
+}
+
+/// The page that an operation gave, if it allocates and succeeded.
+#[must_use]
+pub fn allocated(op: Op, result: &OpResult) -> Option<u64> {
+    result.value().ok().filter(|_| matches!(op, Op::Alloc { .. }))
 }
 
 /// An operation that the model cannot do yet.

@@ -20,10 +20,8 @@ use crate::vm::{Backend, End, Machine, MachineConfig, VmError};
 
 use follow::{Announced, Follower, Progress};
 
-/// How often the channel is looked at while the guest runs. The guest does not notice.
+/// How often the channel is looked at while the guest runs and does not ring. The guest does not notice.
 const LOOK: Duration = Duration::from_millis(10);
-/// The same in a step of batches: each takes two stops, and a guest that stands still waits for us.
-const LOOK_AT_BATCHES: Duration = Duration::from_micros(200);
 /// Time to end the machine after the agent's last word.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(30);
 /// A guest that prints more than this is stopped: it would fill the disk.
@@ -271,6 +269,12 @@ pub trait FrozenObserver {
         let (_, _) = (machine, bell);
         Ok(())
     }
+
+    /// Whether it has written another batch at the last [`Phase::After`]: the driver runs that at once, and rings after it.
+    /// Not for batches that may sleep, and a bounded number of times: the guest does nothing else meanwhile.
+    fn again(&self) -> bool {
+        false
+    }
 }
 
 /// Boots, runs the script, and gives what came of it. `observer` sees each frozen checkpoint; without one they are as
@@ -436,8 +440,7 @@ impl Guest {
         let (mut since, mut starved) = (start, Duration::ZERO);
         let mut announced = None;
         loop {
-            let look = if self.follower.in_batches() { LOOK_AT_BATCHES } else { LOOK };
-            let end = machine.wait(look)?;
+            let end = machine.wait(LOOK)?;
             // Before the channel is read: a ring's announcement is then in it.
             let rang = machine.rang()?;
             let before = self.follower.progress();
@@ -522,18 +525,22 @@ impl Guest {
         let Some(announced) = self.follower.announced() else {
             return Ok(Some(self.stopped(steps)));
         };
+        let mut again = false;
         match (announced, observer) {
             (Announced::Checkpoint { step, name }, Some(observer)) => {
                 observer.look(machine, Bell { step, checkpoint: name, cpus })?;
             }
-            (Announced::Batch(bell), Some(observer)) => observer.batch(machine, bell)?,
+            (Announced::Batch(bell), Some(observer)) => {
+                observer.batch(machine, bell)?;
+                again = bell.phase == Phase::After && observer.again();
+            }
             (_, None) => {}
         }
         if machine.rang()? {
             let text = format!("it rang twice for {announced}");
             return Ok(Some(Outcome::NoVerdict(NoVerdict::Doorbell(text))));
         }
-        self.follower.answered();
+        self.follower.answered(again);
         machine.resume()?;
         Ok(None)
     }

@@ -86,6 +86,22 @@ impl Model {
     /// # Errors
     /// See [`Unsupported`].
     pub fn new(state: &State, semantics: Semantics) -> Result<Self, Unsupported> {
+        Self::check(state, semantics)?;
+        let types = TypeNumbers {
+            highatomic: state.type_number(MigrateType::HighAtomic).ok_or(Unsupported::Kernel)?,
+            cma: state.type_number(MigrateType::Cma),
+            isolate: state.type_number(MigrateType::Isolate),
+        };
+        let zones: Result<Vec<Zone>, Unsupported> =
+            state.zones.iter().map(|zone| Zone::new(state, zone, types, semantics)).collect();
+        Ok(Self { semantics, types, zones: zones? })
+    }
+
+    /// Whether a state can be modelled, but for the size of its zones.
+    ///
+    /// # Errors
+    /// See [`Unsupported`].
+    pub fn check(state: &State, semantics: Semantics) -> Result<(), Unsupported> {
         if !state.hygiene {
             return Err(Unsupported::Kernel);
         }
@@ -110,14 +126,7 @@ impl Model {
                 return Err(Unsupported::Broken { invariant, zone: zone.label(), text });
             }
         }
-        let types = TypeNumbers {
-            highatomic: state.type_number(MigrateType::HighAtomic).ok_or(Unsupported::Kernel)?,
-            cma: state.type_number(MigrateType::Cma),
-            isolate: state.type_number(MigrateType::Isolate),
-        };
-        let zones: Result<Vec<Zone>, Unsupported> =
-            state.zones.iter().map(|zone| Zone::new(state, zone, types, semantics)).collect();
-        Ok(Self { semantics, types, zones: zones? })
+        Ok(())
     }
 
     /// How often each rule decided so far, in all zones.
@@ -128,6 +137,13 @@ impl Model {
             sum.iter_mut().zip(&zone.rules).for_each(|(sum, count)| *sum += count);
         }
         sum
+    }
+
+    /// The same, and counts anew from here on.
+    pub(crate) fn take_rules(&mut self) -> [u64; Rule::ALL.len()] {
+        let rules = self.rules();
+        self.zones.iter_mut().for_each(|zone| zone.rules = Default::default());
+        rules
     }
 
     /// The zone that a pfn belongs to.

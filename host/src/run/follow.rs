@@ -162,9 +162,10 @@ impl Follower {
         matches!(self.bell, Bell::BatchDue(_) | Bell::Batch(..))
     }
 
-    /// The machine stood still and goes on.
-    pub(super) fn answered(&mut self) {
+    /// The machine stood still and goes on; `again` with another batch after the one that ended.
+    pub(super) fn answered(&mut self, again: bool) {
         self.bell = match self.bell {
+            Bell::Batch(batch, Phase::After) if again => Bell::Batch(batch, Phase::After),
             Bell::Batch(batch, Phase::Before) => Bell::Batch(batch, Phase::After),
             Bell::Batch(batch, Phase::After) if batch + 1 < self.batches() => Bell::BatchDue(batch + 1),
             _ => Bell::Silent,
@@ -380,7 +381,7 @@ mod tests {
         let (follower, before, after) = frozen();
         let mut follower = follow_on(follower, &before).unwrap();
         assert_eq!(follower.announced(), Some(Announced::Checkpoint { step: 1, name: "c" }));
-        follower.answered();
+        follower.answered(false);
         assert_eq!(follower.announced(), None);
         let mut frame = vec![0; HEADER_LEN + PAYLOAD_MAX];
         for (seq, message) in (before.len() as u32..).zip(&after) {
@@ -443,7 +444,7 @@ mod tests {
             for phase in [Phase::Before, Phase::After] {
                 let bell = BatchBell { step: 0, batch, phase };
                 assert_eq!(follower.announced(), Some(Announced::Batch(bell)));
-                follower.answered();
+                follower.answered(false);
             }
             assert_eq!(follower.announced(), None);
             if batch == 0 {
@@ -462,14 +463,14 @@ mod tests {
         for answered in 0..2 {
             for message in [&second, &END] {
                 let (mut follower, mut seq) = announced();
-                (0..answered).for_each(|_| follower.answered());
+                (0..answered).for_each(|_| follower.answered(false));
                 say(&mut follower, &mut seq, message).unwrap_err();
             }
         }
         for message in [END, Message::Batch { index: 0, batch: 0 }, Message::Batch { index: 0, batch: 2 }] {
             let (mut follower, mut seq) = announced();
-            follower.answered();
-            follower.answered();
+            follower.answered(false);
+            follower.answered(false);
             say(&mut follower, &mut seq, &message).unwrap_err();
         }
     }
@@ -481,7 +482,7 @@ mod tests {
         say(&mut follower, &mut seq, &failed).unwrap();
         assert_eq!((follower.progress(), follower.announced()), (Progress::Ended, None));
         let (mut follower, mut seq) = announced();
-        follower.answered();
+        follower.answered(false);
         say(&mut follower, &mut seq, &failed).unwrap_err();
     }
 

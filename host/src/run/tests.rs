@@ -543,6 +543,45 @@ fn an_observer_sees_each_batch_before_and_after() {
 }
 
 #[test]
+fn another_batch_may_follow_at_once() {
+    /// Writes two more after the first.
+    #[derive(Default)]
+    struct Twice(Batches);
+    impl FrozenObserver for Twice {
+        fn look(&mut self, machine: &mut dyn Machine, bell: Bell<'_>) -> Result<(), RunError> {
+            self.0.look(machine, bell)
+        }
+
+        fn batch(&mut self, machine: &mut dyn Machine, bell: BatchBell) -> Result<(), RunError> {
+            self.0.batch(machine, bell)
+        }
+
+        fn again(&self) -> bool {
+            self.0.0.len() < 4
+        }
+    }
+    let mut observer = Twice::default();
+    let (run, done) = play_step("batches = { count = 1 }", 3600, LONG, Some(&mut observer), |stage| {
+        let resumed = stage.done.lock().unwrap().len();
+        match resumed {
+            _ if stage.seq == 0 => stage.boot(),
+            0 => stage.send(&Message::Batch { index: 0, batch: 0 }),
+            4 => {
+                stage.send(&Message::End { steps: 1, tainted: 0, uptime_ns: 3 });
+                stage.end = Some(End::Guest);
+                return;
+            }
+            _ => {}
+        }
+        stage.ring = stage.seq > 3;
+    });
+    assert_eq!(run.outcome, Outcome::Complete { tainted: 0 });
+    let after = (0, Phase::After);
+    assert_eq!(observer.0.0, [(0, Phase::Before), after, after, after]);
+    assert_eq!(done, ["resume"; 4]);
+}
+
+#[test]
 fn a_driver_that_is_not_there_has_no_verdict() {
     let (run, _) = play_step(BATCHES, 3600, LONG, None, |stage| {
         stage.send(&Message::Hello { protocol: PROTOCOL, release: "7.2.13".into() });

@@ -13,7 +13,7 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -52,6 +52,11 @@ impl Gate {
         let rang = self.outer.take(1)? == 1;
         self.held |= rang;
         Ok(rang)
+    }
+
+    /// Where there is something to read once the guest rings.
+    pub(super) fn ear(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.outer.reader.as_fd())
     }
 
     /// Whether the vCPU is held.

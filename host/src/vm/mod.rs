@@ -143,7 +143,7 @@ pub enum VmError {
 
 /// A running machine. Dropping it ends it.
 pub trait Machine {
-    /// Waits for its end, at most for `limit`.
+    /// Waits for its end, at most for `limit`, and no longer than until it may have rung.
     ///
     /// # Errors
     /// [`VmError::Interrupted`] and [`VmError::Io`].

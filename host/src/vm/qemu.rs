@@ -244,7 +244,11 @@ impl Running {
 
 impl Machine for Running {
     fn wait(&mut self, limit: Duration) -> Result<Option<End>, VmError> {
-        let status = match self.group.wait_until(Instant::now() + limit) {
+        let ear = match &self.doorbell {
+            Doorbell::Panic(qmp) => qmp.ear(),
+            Doorbell::Gate(gate) => gate.ear(),
+        };
+        let status = match self.group.wait_or_hear(Instant::now() + limit, ear) {
             Ok(status) => status,
             Err(WaitError::TimedOut) => return self.stopped_itself(),
             Err(WaitError::Interrupted) => return Err(VmError::Interrupted),

@@ -5,7 +5,7 @@
 //! the stream. What is needed of the protocol (docs/interop/qmp-spec.txt of QEMU) is one JSON object a line, each way.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -85,6 +85,11 @@ impl Qmp {
             }
         }
         Ok(())
+    }
+
+    /// Where there is something to read once QEMU says something; none once it is gone.
+    pub(super) fn ear(&self) -> Option<BorrowedFd<'_>> {
+        (!self.ended).then(|| self.socket.as_fd())
     }
 
     /// Gives a command and waits for the answer, at most for `limit`. `doing` is the command in words.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use guest_agent::script::Script;
-use host::fuzz::{Fuzzed, Fuzzer};
+use host::fuzz::{Fuzzed, Fuzzer, UNPAUSED};
 use host::model::{Canary, Rule, Semantics};
 use host::run::{self, News, Outcome, RunConfig};
 use host::vm::choose::{self, BackendChoice};
@@ -31,10 +31,10 @@ pub(crate) struct Fuzz {
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     ops: u64,
     /// Operations of one guest; the next has the next seed.
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     ops_a_guest: u64,
     /// Operations of one batch, after which everything is compared.
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=16384))]
+    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..=16_384))]
     batch: u32,
     /// Seed of the first guest's operations.
     #[arg(long, default_value_t = 1)]
@@ -78,8 +78,10 @@ struct Guest {
     wall_s: f64,
     /// Operations a second of it.
     ops_a_second: f64,
-    /// The share of it that predicting and comparing took.
-    host_share: f64,
+    /// The share of it in which the guest stood still for comparing.
+    compare_share: f64,
+    /// The share of another CPU that predicting and comparing took meanwhile.
+    judge_share: f64,
 }
 
 /// Runs guests until the operations are done; gives the exit code.
@@ -104,6 +106,9 @@ pub(crate) fn run(progress: &Progress, flags: &Fuzz) -> Result<u8, GuestError> {
         let script = script(flags, ops)?;
         let steps = script.unroll("the flags' script", flags.memory)?;
         let mut fuzzer = Fuzzer::new(&kernel, semantics, &steps, seed, ops);
+        if flags.cpus == 1 {
+            fuzzer = fuzzer.without_pauses();
+        }
         let config = RunConfig {
             vmlinux: &built.vmlinux,
             agent: &agent,
@@ -123,7 +128,7 @@ pub(crate) fn run(progress: &Progress, flags: &Fuzz) -> Result<u8, GuestError> {
             News::Does(what) => task.say(what),
         })?;
         let wall_s = start.elapsed().as_secs_f64();
-        let mut fuzzed = fuzzer.result;
+        let mut fuzzed = fuzzer.finish();
         let guest_failure = match run.outcome {
             Outcome::Complete { .. } => None,
             Outcome::GuestFailure(failure) => Some(failure.to_string()),
@@ -135,7 +140,8 @@ pub(crate) fn run(progress: &Progress, flags: &Fuzz) -> Result<u8, GuestError> {
         let guest = Guest {
             seed,
             ops_a_second: fuzzed.operations as f64 / wall_s,
-            host_share: fuzzed.host_s / wall_s,
+            compare_share: fuzzed.compare_s / wall_s,
+            judge_share: fuzzed.judge_s / wall_s,
             fuzzed,
             guest_failure,
             wall_s,
@@ -202,7 +208,8 @@ fn semantics(progress: &Progress, flags: &Fuzz, built: &Built) -> Result<Semanti
 /// The script that the flags make.
 fn script(flags: &Fuzz, ops: u64) -> Result<Script, GuestError> {
     // A batch may be short where there is nothing left to do, so some more.
-    let batches = ops.div_ceil(flags.batch.into()) + 2;
+    let unpaused = if flags.cpus == 1 { UNPAUSED } else { 1 };
+    let batches = ops.div_ceil(unpaused.next_multiple_of(flags.batch.into())) + 2;
     let mut text = format!("about = 'random batches'\nmemory_mib = {}\n", flags.memory);
     if let Some(low) = flags.low_memory {
         text.push_str(&format!("low_memory_mib = {low}\n"));
@@ -227,12 +234,15 @@ fn script(flags: &Fuzz, ops: u64) -> Result<Script, GuestError> {
 }
 
 fn line(guest: &Guest) -> String {
-    let Guest { fuzzed, ops_a_second, host_share, .. } = guest;
+    let Guest { fuzzed, ops_a_second, compare_share, judge_share, .. } = guest;
     format!(
-        "{} operations, {} batches diverge, {ops_a_second:.0} operations a second, {:.0} % of the time for comparing",
+        "{} operations, {} batches diverge, {ops_a_second:.0} operations a second; the guest stood still for comparing \
+         {:.0} % of the time (and another CPU worked {:.0} %), and ran operations in {:.0} % of its own",
         fuzzed.operations,
         fuzzed.diverged,
-        host_share * 100.0
+        compare_share * 100.0,
+        judge_share * 100.0,
+        fuzzed.operations_share * 100.0
     )
 }
 
