@@ -2,12 +2,10 @@
 //!
 //! A seed gives the same operations again, whatever the machine.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-use crate::batch::{Op, OpResult};
+use crate::batch::{Op, OpResult, SLOTS};
 use crate::model::{Model, Request, Reserve};
 
 /// What a slot holds.
@@ -24,26 +22,74 @@ pub struct Holding {
 /// What every slot holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Slots {
-    held: BTreeMap<u32, Holding>,
+    held: Table,
+}
+
+/// By number of the slot: there are few, and each operation looks one up.
+#[derive(Clone, Debug)]
+struct Table {
+    slots: Vec<Option<Holding>>,
+    len: usize,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self { slots: vec![None; SLOTS as usize], len: 0 }
+    }
+}
+
+impl PartialEq for Table {
+    fn eq(&self, other: &Self) -> bool {
+        self.len == other.len && self.iter().eq(other.iter())
+    }
+}
+
+impl Eq for Table {}
+
+impl Table {
+    fn get(&self, slot: &u32) -> Option<&Holding> {
+        self.slots.get(*slot as usize)?.as_ref()
+    }
+
+    fn get_mut(&mut self, slot: &u32) -> Option<&mut Holding> {
+        self.slots.get_mut(*slot as usize)?.as_mut()
+    }
+
+    /// What cannot be in a batch is not kept.
+    fn insert(&mut self, slot: u32, holding: Holding) {
+        let Some(place) = self.slots.get_mut(slot as usize) else { return };
+        self.len += usize::from(place.replace(holding).is_none());
+    }
+
+    fn remove(&mut self, slot: &u32) -> Option<Holding> {
+        let holding = self.slots.get_mut(*slot as usize)?.take();
+        self.len -= usize::from(holding.is_some());
+        holding
+    }
+
+    /// Those in use, by number.
+    fn iter(&self) -> impl Iterator<Item = (u32, &Holding)> {
+        (0..).zip(&self.slots).filter_map(|(slot, holding)| Some((slot, holding.as_ref()?)))
+    }
 }
 
 impl Slots {
     /// Pages held in all.
     #[must_use]
     pub fn pages(&self) -> u64 {
-        self.held.values().map(|holding| 1 << holding.order).sum()
+        self.held.iter().map(|(_, holding)| 1 << holding.order).sum()
     }
 
     /// Number of slots in use.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.held.len()
+        self.held.len
     }
 
     /// Whether none is in use.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.held.is_empty()
+        self.held.len == 0
     }
 
     /// Takes note of what an operation did.
@@ -169,17 +215,17 @@ impl Generator {
     /// succeeded; where one fails, what would have been done with it is not done.
     pub fn batch(&mut self, slots: &Slots, count: usize) -> Vec<Op> {
         let mut held: Vec<(u32, Holding)> =
-            slots.held.iter().map(|(slot, holding)| (*slot, holding.clone())).collect();
+            slots.held.iter().map(|(slot, holding)| (slot, holding.clone())).collect();
         let mut split = held.iter().filter(|(_, holding)| holding.pieces.is_some()).count();
         let mut empty: Vec<u32> =
-            (0..self.slots).rev().filter(|slot| !slots.held.contains_key(slot)).collect();
+            (0..self.slots).rev().filter(|slot| slots.held.get(slot).is_none()).collect();
         let mut pages = slots.pages();
         let mut ops = Vec::with_capacity(count);
         let tight = self.mix.tight;
         // Large requests soon fail and count all the same: only so do small ones get to the last pages.
         let most = if tight { self.free.saturating_mul(8) } else { self.pages };
         // What this batch has taken and has to give back.
-        let before: BTreeSet<u32> = slots.held.keys().copied().collect();
+        let before = |slot: u32| slots.held.get(&slot).is_some();
         let mut owed = 0;
         // An allocation that is owed takes two operations.
         while ops.len() + owed + usize::from(tight) < count {
@@ -218,14 +264,16 @@ impl Generator {
             let slot = *slot;
             match &mut holding.pieces {
                 Some(pieces) => {
-                    let left: Vec<usize> = (0..pieces.len()).filter(|piece| pieces[*piece]).collect();
-                    let Some(piece) = left.get(self.random.next_u32() as usize % left.len().max(1)) else {
+                    let left = pieces.iter().filter(|piece| **piece).count();
+                    let draw = self.random.next_u32() as usize % left.max(1);
+                    let Some((piece, _)) = pieces.iter().enumerate().filter(|(_, left)| **left).nth(draw)
+                    else {
                         held.swap_remove(index);
                         continue;
                     };
-                    pieces[*piece] = false;
-                    let piece = *piece as u32;
-                    if left.len() == 1 {
+                    pieces[piece] = false;
+                    let piece = piece as u32;
+                    if left == 1 {
                         pages -= 1 << holding.order;
                         split -= 1;
                         held.swap_remove(index);
@@ -246,13 +294,13 @@ impl Generator {
                     pages -= 1 << holding.order;
                     held.swap_remove(index);
                     empty.push(slot);
-                    owed -= usize::from(tight && !before.contains(&slot));
+                    owed -= usize::from(tight && !before(slot));
                     ops.push(Op::Free { slot });
                 }
             }
         }
         if tight {
-            let taken = held.iter().map(|(slot, _)| *slot).filter(|slot| !before.contains(slot));
+            let taken = held.iter().map(|(slot, _)| *slot).filter(|slot| !before(*slot));
             ops.extend(taken.map(|slot| Op::Free { slot }));
         }
         ops

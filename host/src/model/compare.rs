@@ -1,7 +1,7 @@
 //! The model against a frozen state: the first thing that differs of each kind, in words.
 
 use super::pcp::LISTS;
-use super::zone::{Is, List, Zone};
+use super::zone::{BELOW_HIGH, Is, List, Zone};
 use super::{Model, ORDERS, TYPES};
 use crate::observe::frozen::{self, Kind, Part, State};
 
@@ -88,8 +88,8 @@ impl Zone {
         let (model, kernel) = (self.reserved_highatomic, other.reserved_highatomic);
         compare("nr_reserved_highatomic".into(), model.to_string(), kernel.to_string());
         compare("watermark_boost".into(), self.boost.to_string(), other.boost.to_string());
-        let below = other.flag_names.iter().any(|name| name == "ZONE_BELOW_HIGH");
-        compare("ZONE_BELOW_HIGH".into(), self.below_high.to_string(), below.to_string());
+        let below = other.flag_names.iter().any(|name| name == BELOW_HIGH);
+        compare(BELOW_HIGH.into(), self.below_high.to_string(), below.to_string());
         if let (true, Some(cpu)) = (self.semantics.per_cpu_lists, other.cpus.first()) {
             for (index, list) in cpu.pcp.lists.iter().enumerate().take(LISTS) {
                 let (model, kernel) = self.lists_apart(self.pcp_list(index), &list.pfns);

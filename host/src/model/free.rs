@@ -69,10 +69,11 @@ impl Zone {
 }
 
 impl Model {
-    /// `__free_pages()` of a block that was allocated with this order. False where the pfn is of no zone.
+    /// `__free_pages()` of a block that was allocated with this order. False, and nothing is done, where none can be: what a
+    /// kernel says that it gave need not be a page.
     pub fn free(&mut self, pfn: u64, order: u32) -> bool {
         let per_cpu = self.semantics.per_cpu_lists;
-        let Some(zone) = self.zone_of(pfn) else { return false };
+        let Some(zone) = self.zone_of(pfn).filter(|zone| zone.could_hold(pfn, order)) else { return false };
         let at = zone.at(pfn);
         if per_cpu && super::pcp::takes(order) {
             zone.free_per_cpu(at, order);

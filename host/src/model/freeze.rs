@@ -2,7 +2,7 @@
 //! texts then work on the model as they do on a kernel.
 
 use super::pcp::LISTS;
-use super::zone::{Is, List, Zone};
+use super::zone::{BELOW_HIGH, Is, List, Zone};
 use super::{Model, ORDERS, TYPES};
 use crate::observe::frozen::{self, Kind, PageClass, Part, State};
 
@@ -47,9 +47,14 @@ impl Zone {
         zone.free_highatomic = zone.free_highatomic.map(|_| self.free_highatomic);
         zone.reserved_highatomic = self.reserved_highatomic;
         zone.boost = self.boost;
+        zone.flag_names.retain(|name| name != BELOW_HIGH);
+        zone.flag_names.extend(self.below_high.then(|| BELOW_HIGH.to_owned()));
         if let Some(cpu) = zone.cpus.first_mut() {
             cpu.pcp.count = self.pcp.count as i32;
             cpu.pcp.high = self.pcp.high as i32;
+            cpu.pcp.flags = cpu.pcp.flags.map(|_| self.pcp.flags);
+            cpu.pcp.alloc_factor = cpu.pcp.alloc_factor.map(|_| self.pcp.alloc_factor);
+            cpu.pcp.free_count = cpu.pcp.free_count.map(|_| self.pcp.free_count as i16);
             for (index, list) in cpu.pcp.lists.iter_mut().enumerate().take(LISTS) {
                 list.pfns = self.pfns(self.pcp_list(index));
             }

@@ -105,6 +105,9 @@ impl Fresh {
             batch,
             high: high_min,
             high_range: Some((high_min, high_max)),
+            flags: Some(0),
+            alloc_factor: Some(0),
+            free_count: Some(0),
             lists: lists.collect(),
             ..Pcp::default()
         };

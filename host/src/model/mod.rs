@@ -9,12 +9,16 @@
 
 mod alloc;
 mod compare;
+#[cfg(test)]
+mod exhaustive;
 mod explain;
 mod free;
 mod freeze;
 mod fresh;
 mod pcp;
 mod semantics;
+#[cfg(test)]
+mod sequences;
 #[cfg(test)]
 mod tests;
 mod zone;

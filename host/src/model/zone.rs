@@ -10,6 +10,8 @@ use crate::observe::frozen::{self, Kind, MigrateType, Part, State};
 /// Bits of a link: a pfn relative to the zone, or the head of a list.
 const LINK_BITS: u32 = 28;
 const LINK: u32 = (1 << LINK_BITS) - 1;
+/// The flag of a zone that has fewer free pages than its high watermark.
+pub(crate) const BELOW_HIGH: &str = "ZONE_BELOW_HIGH";
 /// Heads of lists.
 const HEADS: usize = ORDERS * TYPES + pcp::LISTS;
 
@@ -206,7 +208,7 @@ impl Zone {
             lowmem_reserve: zone.lowmem_reserve.clone(),
             boost: zone.boost,
             boost_factor: state.settings.boost_factor.into(),
-            below_high: zone.flag_names.iter().any(|name| name == "ZONE_BELOW_HIGH"),
+            below_high: zone.flag_names.iter().any(|name| name == BELOW_HIGH),
             pcp: Pcp::new(&zone.cpus[0].pcp),
             others: zone.cpus[1..].to_vec(),
             rules: [0; Rule::ALL.len()],
@@ -262,6 +264,13 @@ impl Zone {
 
     pub(crate) fn contains(&self, pfn: u64) -> bool {
         pfn >= self.base + u64::from(self.start) && pfn < self.base + u64::from(self.end)
+    }
+
+    /// Whether an allocated block of this order may begin at a page of this zone.
+    pub(crate) fn could_hold(&self, pfn: u64, order: u32) -> bool {
+        let at = self.at(pfn);
+        let aligned = at & ((1 << order) - 1) == 0;
+        (order as usize) < ORDERS && aligned && matches!(self.is(at).0, Is::Other | Is::Movable)
     }
 
     /// The relative pfn; the page must be of this zone.
@@ -359,7 +368,7 @@ impl Zone {
     pub(crate) fn walk(&self, list: List) -> impl Iterator<Item = u32> + '_ {
         let step =
             move |at: &u32| Some(self.entries[*at as usize].next & LINK).filter(|next| *next != list.0);
-        std::iter::successors(self.first(list), step)
+        std::iter::successors(self.first(list), step).take(self.pages as usize)
     }
 
     /// Type number of the block that a page lies in (get_pfnblock_migratetype()): ISOLATE where it is isolated.
@@ -460,6 +469,40 @@ impl Zone {
             let (list, sign) = if isolate(from) { (to, 1) } else { (from, -1) };
             self.account_blocks(order, list, sign);
         }
+    }
+}
+
+#[cfg(test)]
+impl Zone {
+    /// Pages that are guards.
+    pub(crate) fn guard_pages(&self) -> u64 {
+        let guards = (self.start..self.end).map(|at| self.is(at)).filter(|(is, _)| *is == Is::Guard);
+        guards.map(|(_, order)| 1 << order).sum()
+    }
+
+    /// All that decides what happens next in it, as numbers.
+    pub(crate) fn image(&self) -> Vec<u64> {
+        let what = (self.start..self.end).map(|at| {
+            let (is, order) = self.is(at);
+            is as u64 | u64::from(order) << 8
+        });
+        let lists = (self.pages..self.pages + HEADS as u32).map(List);
+        let lists = lists.flat_map(|list| self.walk(list).chain([u32::MAX])).map(u64::from);
+        let counters =
+            [self.free, self.free_blocks, self.free_cma].map(|counter| [counter.value, counter.held]);
+        let pcp = &self.pcp;
+        let signed = counters.into_iter().flatten().chain([pcp.count, pcp.high, pcp.free_count]);
+        let rest = [
+            self.free_highatomic,
+            self.reserved_highatomic,
+            self.boost,
+            self.below_high.into(),
+            pcp.flags.into(),
+            pcp.alloc_factor.into(),
+        ];
+        let blocks = self.blocks.iter().map(|block| u64::from(*block));
+        let whole = what.chain(lists).chain(signed.map(i64::cast_unsigned)).chain(rest);
+        whole.chain(blocks).chain(self.nr_free).collect()
     }
 }
 

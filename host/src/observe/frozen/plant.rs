@@ -244,29 +244,44 @@ impl Outcome {
     }
 }
 
-/// Plants each fault in turn in the first zone that has a place for it, reads and checks what came of it, and takes it
-/// out again. `ram` must be in our own memory, and nothing be wrong with it.
+/// Plants each fault in turn in the first zone that has a place for it, and takes it out again. `look` sees what can be read
+/// meanwhile; nothing where there is no place for the fault. `ram` must be in our own memory, and nothing be wrong with it.
 ///
 /// # Errors
 /// Where the image cannot be read as it is.
-pub fn plant_each(kernel: &Kernel, ram: &Ram) -> Result<Vec<Outcome>, ReadError> {
+pub fn each(
+    kernel: &Kernel,
+    ram: &Ram,
+    mut look: impl FnMut(&Plant, Option<Result<State, ReadError>>),
+) -> Result<(), ReadError> {
     let state = State::read(kernel, ram)?;
     let space = space(kernel, ram)?;
     let map = MemMap::read(kernel, &space)?;
     let site = Site { kernel, state: &state, space: &space, map: &map, pen: Pen::new(ram) };
-    let mut outcomes = Vec::new();
-    for Plant { name, expect, act } in &PLANTS {
+    for plant in &PLANTS {
         let planted = state.zones.iter().any(|zone| {
-            let done = act(&site, zone).is_some();
+            let done = (plant.act)(&site, zone).is_some();
             if !done {
                 site.pen.undo();
             }
             done
         });
-        let found = planted.then(|| State::read(kernel, ram).map(|state| findings(&state)));
+        look(plant, planted.then(|| State::read(kernel, ram)));
         site.pen.undo();
-        outcomes.push(Outcome { name, expect: *expect, found });
     }
+    Ok(())
+}
+
+/// Plants each fault in turn as [`each`] does, and checks what came of it.
+///
+/// # Errors
+/// Where the image cannot be read as it is.
+pub fn plant_each(kernel: &Kernel, ram: &Ram) -> Result<Vec<Outcome>, ReadError> {
+    let mut outcomes = Vec::new();
+    each(kernel, ram, |Plant { name, expect, .. }, state| {
+        let found = state.map(|state| state.map(|state| findings(&state)));
+        outcomes.push(Outcome { name, expect: *expect, found });
+    })?;
     Ok(outcomes)
 }
 
