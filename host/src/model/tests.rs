@@ -1,9 +1,7 @@
-//! The model against itself, without any kernel.
+//! Single rules of the model, without any kernel.
 
-use proptest::prelude::*;
-
+use super::sequences::{broken, sound};
 use super::*;
-use crate::check;
 use crate::observe::frozen::Settings;
 
 const BLOCK: u64 = 512;
@@ -16,11 +14,7 @@ fn fresh(blocks: u64, minorder: u32, smp: bool) -> State {
 }
 
 fn semantics(smp: bool) -> Semantics {
-    Semantics {
-        counts_merged_guards: true,
-        per_cpu_lists: smp,
-        ..Semantics::of("7.2.13", smp).expect("a kernel that is known")
-    }
+    sound("7.2.13", smp)
 }
 
 fn model(state: &State, smp: bool) -> Model {
@@ -29,13 +23,6 @@ fn model(state: &State, smp: bool) -> Model {
 
 fn request(order: u32, list: usize) -> Request {
     Request { order, list, highest_zone: 2, reserve: Reserve::NonBlock }
-}
-
-/// Invariants that the state of the model breaks.
-fn broken(model: &Model, start: &State) -> Vec<String> {
-    let state = model.state(start);
-    let broken = state.zones.iter().flat_map(|zone| check::frozen::check(&state, zone));
-    broken.map(|broken| format!("{}: {}", broken.invariant, broken.text)).collect()
 }
 
 #[test]
@@ -151,66 +138,4 @@ fn a_machine_that_the_model_does_not_know_is_refused() {
     let mut broken = fresh(2, 0, true);
     broken.zones[0].areas[10].nr_free = 7;
     assert!(matches!(Model::new(&broken, semantics(true)), Err(Unsupported::Broken { invariant: "I1", .. })));
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    Alloc(Request),
-    Free(prop::sample::Index),
-    Drain,
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    let reserve = prop::sample::select(vec![Reserve::None, Reserve::NonBlock, Reserve::Atomic]);
-    let alloc = (prop_oneof![4 => Just(0_u32), 4 => 1_u32..5, 1 => 5_u32..11], 0_usize..3, reserve)
-        .prop_map(|(order, list, reserve)| Step::Alloc(Request { order, list, highest_zone: 2, reserve }));
-    prop_oneof![
-        6 => alloc,
-        5 => any::<prop::sample::Index>().prop_map(Step::Free),
-        1 => Just(Step::Drain),
-    ]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-
-    #[test]
-    fn invariants_hold_and_freeing_all_merges_all(
-        steps in prop::collection::vec(step(), 1..400),
-        minorder in 0_u32..4,
-        smp in any::<bool>(),
-    ) {
-        let start = fresh(16, minorder, smp);
-        let mut model = model(&start, smp);
-        let mut held: Vec<(u64, u32)> = Vec::new();
-        for step in steps {
-            match step {
-                Step::Alloc(request) => {
-                    if let Some(pfn) = model.alloc(request) {
-                        let pages = pfn..pfn + (1 << request.order);
-                        let apart = |(other, order): &(u64, u32)| other + (1 << order) <= pages.start || pages.end <= *other;
-                        prop_assert!(held.iter().all(apart), "{pfn:#x} was given out twice");
-                        held.push((pfn, request.order));
-                    }
-                }
-                Step::Free(index) if !held.is_empty() => {
-                    let (pfn, order) = held.swap_remove(index.index(held.len()));
-                    model.free(pfn, order);
-                }
-                Step::Free(_) => {}
-                Step::Drain => model.drain(),
-            }
-        }
-        prop_assert_eq!(broken(&model, &start), Vec::<String>::new());
-        for (pfn, order) in held {
-            model.free(pfn, order);
-        }
-        model.drain();
-        prop_assert_eq!(broken(&model, &start), Vec::<String>::new());
-        let zone = &model.zones[0];
-        prop_assert_eq!(zone.free.value + zone.free.held, 16 * 512);
-        // Blocks of HIGHATOMIC merge with nothing else, so only those may stay apart.
-        let apart = (0..16).filter(|block| zone.block(*block).is_some_and(|(list, _)| list > RECLAIMABLE)).count();
-        prop_assert!(zone.nr_free[10] as usize + apart >= 8, "{:?}", zone.nr_free);
-    }
 }
