@@ -38,6 +38,9 @@ pub struct Fuzzed {
     pub diverged: u64,
     /// The first of them.
     pub divergences: Vec<Divergence>,
+    /// How the first of them came about.
+    #[serde(skip)]
+    pub found: Option<Found>,
     /// Why the run could not go on, where it could not.
     pub no_verdict: Option<String>,
     /// Time that the guest stood still while its state was read, or for the judgement of the batch before, in seconds.
@@ -49,6 +52,17 @@ pub struct Fuzzed {
     /// Of the guest's own time from the first operation to the last, the share in which operations ran, by its time stamp
     /// counter. The rest is the driver's checks, what comes between batches, and stopping and going on.
     pub operations_share: f64,
+}
+
+/// The operations that led to the first divergence of a run, to repeat it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Every operation up to the end of the batch that diverged; fewer after very many.
+    pub ops: Vec<Op>,
+    /// Where that batch begins.
+    pub batch: usize,
+    /// What diverged, apart from pfns and numbers: another run shows the same if it says the same.
+    pub what: String,
 }
 
 /// Where kernel and model part.
@@ -73,6 +87,26 @@ pub struct Divergence {
 }
 
 impl Divergence {
+    /// What diverged in the batch `ops`, apart from pfns and numbers.
+    fn what(&self, ops: &[Op]) -> String {
+        let without_numbers = |text: &str| {
+            let words = text.split(' ').filter(|word| !word.contains(|char: char| char.is_ascii_digit()));
+            words.collect::<Vec<&str>>().join(" ")
+        };
+        match self.operation.and_then(|operation| ops.get(operation)) {
+            Some(op) => {
+                let text = op.to_string();
+                let kind =
+                    text.trim_start_matches(['{', ' ', '"']).split([' ', '"']).next().unwrap_or_default();
+                let page = |text: &str| if text.starts_with("0x") { "a page" } else { "none" };
+                format!("{kind}: model {}, kernel {}", page(&self.model), page(&self.kernel))
+            }
+            None => without_numbers(
+                self.state.first().and_then(|line| line.split(':').next()).unwrap_or_default(),
+            ),
+        }
+    }
+
     /// In words, a line each.
     #[must_use]
     pub fn lines(&self) -> Vec<String> {

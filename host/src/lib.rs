@@ -13,4 +13,5 @@ pub mod process;
 pub mod replay;
 pub mod report;
 pub mod run;
+pub mod shrink;
 pub mod vm;

@@ -364,13 +364,44 @@ fn j01_every_page_of_random_batches_is_predicted() {
     assert_eq!(xtask(&["fuzz", "--kernel", "6.1", "--flavour", "smp", "--ops", "1"]).status.code(), Some(2));
 }
 
+/// The driver holds the other CPUs, so a batch is as exact beside a busy one.
+#[test]
+fn j03_a_busy_second_cpu_changes_nothing() {
+    let flags = ["fuzz", "--kernel", "7.2", "--flavour", "smp", "--ops", "100000", "--cpus", "2"];
+    assert_eq!(xtask(&flags).status.code(), Some(0));
+}
+
+/// Base and patched, each by what the model knows of it.
+#[test]
+fn j04_a_test_says_how_much_was_held_to_the_model() {
+    let (code, report) =
+        test_kernel(&["--kernel", "7.2", "--series", "guard-accounting", "--script", "batches"]);
+    assert_eq!((code, &report["verdict"]), (0, &"consistent".into()), "{report:#}");
+    for role in ["base", "patched"] {
+        let run = runs(&report, role)[0];
+        assert!(run["operations"].as_u64().expect("a number") > 100_000, "{role}: {}", run["operations"]);
+        assert_eq!(run["diverged"], 0, "{role}");
+    }
+}
+
 /// The fuzzer sees: a model with one rule made wrong is found out by it.
 #[test]
 fn j02_a_wrong_rule_is_found() {
     // buddy_merge_likely(), the order of fallbacks, the end that per-CPU lists are drained from, expand().
     for canary in ["0", "3", "7", "12"] {
-        let output =
-            xtask(&["fuzz", "--kernel", "7.2", "--flavour", "smp", "--ops", "50000", "--canary", canary]);
+        let output = xtask(&[
+            "fuzz",
+            "--kernel",
+            "7.2",
+            "--flavour",
+            "smp",
+            "--ops",
+            "50000",
+            "--canary",
+            canary,
+            "--trials",
+            "0",
+        ]);
         assert_eq!(output.status.code(), Some(1), "canary {canary}");
     }
 }
@@ -420,13 +451,29 @@ mod full_matrix {
             }
         }
         // A kernel that does something else is found out, and rules that seldom decide are, too.
-        let fault = ["fuzz", "--series", "faults/merge-type", "--ops-a-guest", "100000"];
-        assert_eq!(xtask(&fault).status.code(), Some(1));
         for canary in ["1", "2", "4", "5", "8", "9", "10", "11"] {
-            let flags = ["fuzz", "--kernel", "7.3", "--flavour", "smp", "--ops-a-guest", "100000"];
+            let flags =
+                ["fuzz", "--kernel", "7.3", "--flavour", "smp", "--ops-a-guest", "100000", "--trials", "0"];
             let output = xtask(&[&flags[..], &["--canary", canary]].concat());
             assert_eq!(output.status.code(), Some(1), "canary {canary}");
         }
+    }
+
+    /// A kernel that does something else is found out, with a script that shows it again beside a sound one.
+    #[test]
+    fn c11_what_diverges_is_written_as_a_script() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = folder.path().join("found.toml");
+        let script = script.to_str().expect("a path in UTF-8");
+        let fault = ["--kernel", "7.2", "--flavour", "smp", "--series", "faults/merge-type"];
+        let fuzz = ["fuzz", "--ops-a-guest", "100000", "--ops", "100000", "--script", script];
+        assert_eq!(xtask(&[&fuzz[..], &fault[..]].concat()).status.code(), Some(1));
+        let operations = std::fs::read_to_string(script).expect("it was written").matches("slot = ").count();
+        assert!(operations < 200, "{operations} operations are left");
+        let (code, report) = test_kernel(&[&fault[..], &["--script", script]].concat());
+        assert_eq!((code, &report["verdict"]), (1, &"divergence".into()), "{report:#}");
+        let diverged = |role| runs(&report, role)[0]["diverged"].as_u64();
+        assert_eq!((diverged("base"), diverged("patched")), (Some(0), Some(1)));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use super::{Divergence, Fuzzed};
+use super::{Divergence, Found, Fuzzed};
 use crate::batch::{Op, OpResult};
 use crate::model::{Difference, Model, Rule, Semantics};
 use crate::observe::frozen::State;
@@ -16,6 +16,8 @@ use crate::replay::{self, Slots};
 const KEPT: usize = 5;
 /// Operations before one that diverges that are shown with it.
 const LED: usize = 5;
+/// Operations that are kept to repeat a divergence.
+const HISTORY: usize = 1 << 20;
 /// Batches that may wait for the judge. A guest is never far ahead of what is known of it.
 const WAITING: usize = 1;
 
@@ -88,12 +90,20 @@ struct Judging {
     /// The state that the next batch begins from, and the model of it.
     before: Option<(State, Model)>,
     slots: Slots,
+    /// All operations up to the first divergence.
+    history: Vec<Op>,
     result: Fuzzed,
 }
 
 impl Judging {
     fn new(semantics: Semantics) -> Self {
-        Self { semantics, before: None, slots: Slots::default(), result: Fuzzed::default() }
+        Self {
+            semantics,
+            before: None,
+            slots: Slots::default(),
+            history: Vec::new(),
+            result: Fuzzed::default(),
+        }
     }
 
     fn judge(mut self, jobs: &Receiver<Job>, gave_up: &AtomicBool) -> Self {
@@ -183,6 +193,18 @@ impl Judging {
             })
         });
         let agree = divergence.is_none();
+        if self.result.found.is_none() {
+            if self.history.len() > HISTORY {
+                self.history.clear();
+            }
+            let batch = self.history.len();
+            self.history.extend(&ops);
+            self.result.found = divergence.as_ref().map(|divergence| Found {
+                ops: std::mem::take(&mut self.history),
+                batch,
+                what: divergence.what(&ops),
+            });
+        }
         if let Some(divergence) = divergence {
             self.result.diverged += 1;
             if self.result.divergences.len() < KEPT {

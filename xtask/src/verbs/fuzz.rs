@@ -4,9 +4,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use guest_agent::script::Script;
-use host::fuzz::{Fuzzed, Fuzzer, UNPAUSED};
+use host::batch::{OPS_MAX, Op};
+use host::fuzz::{Found, Fuzzed, Fuzzer, UNPAUSED};
 use host::model::{Canary, Rule, Semantics};
+use host::observe::frozen::Kernel;
 use host::run::{self, News, Outcome, RunConfig};
+use host::shrink;
+use host::vm::Backend;
 use host::vm::choose::{self, BackendChoice};
 use serde::Serialize;
 
@@ -55,6 +59,12 @@ pub(crate) struct Fuzz {
     /// Make two runs of one image equal to the byte.
     #[arg(long, conflicts_with = "cpus")]
     deterministic: bool,
+    /// Where kernel and model part, try this often to show the same with fewer operations; 0 does not try.
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    trials: u32,
+    /// Write what is left of them here, as a script for test-kernel, instead of to stdout.
+    #[arg(long, value_name = "FILE")]
+    script: Option<PathBuf>,
     /// Make a rule of the model wrong, by its number: the fuzzer must find it.
     #[arg(long, hide = true, value_name = "N")]
     canary: Option<usize>,
@@ -97,58 +107,31 @@ pub(crate) fn run(progress: &Progress, flags: &Fuzz) -> Result<u8, GuestError> {
     let (backend, why) = choose::choose(BackendChoice::Auto, flags.deterministic);
     progress.line(&format!("backend: {} ({why})", backend.name()));
 
+    let runner = Runner {
+        progress,
+        flags,
+        built: &built,
+        kernel: &kernel,
+        semantics,
+        agent: &agent,
+        backend: backend.as_ref(),
+    };
     let mut guests = Vec::new();
     let mut left = flags.ops;
     let mut seed = flags.seed;
+    let mut repeat = None;
     while left > 0 {
         let ops = left.min(flags.ops_a_guest);
         left -= ops;
-        let script = script(flags, ops)?;
-        let steps = script.unroll("the flags' script", flags.memory)?;
-        let mut fuzzer = Fuzzer::new(&kernel, semantics, &steps, seed, ops);
-        if flags.cpus == 1 {
-            fuzzer = fuzzer.without_pauses();
-        }
-        let config = RunConfig {
-            vmlinux: &built.vmlinux,
-            agent: &agent,
-            script_name: "fuzz",
-            script: &script,
-            memory_mib: None,
-            cpus: flags.cpus,
-            deterministic: flags.deterministic,
-            seed: 1,
-            boot_limit: Duration::from_secs(120),
-            keep: None,
-        };
         let task = progress.task(&format!("{} {}, seed {seed}", built.release, built.flavour));
-        let start = Instant::now();
-        let run = run::run(backend.as_ref(), &config, Some(&mut fuzzer), &mut |news| match news {
-            News::Command(command) => progress.command(command),
-            News::Does(what) => task.say(what),
-        })?;
-        let wall_s = start.elapsed().as_secs_f64();
-        let mut fuzzed = fuzzer.finish();
-        let guest_failure = match run.outcome {
-            Outcome::Complete { .. } => None,
-            Outcome::GuestFailure(failure) => Some(failure.to_string()),
-            Outcome::NoVerdict(why) => {
-                fuzzed.no_verdict.get_or_insert(why.to_string());
-                None
-            }
-        };
-        let guest = Guest {
-            seed,
-            ops_a_second: fuzzed.operations as f64 / wall_s,
-            compare_share: fuzzed.compare_s / wall_s,
-            judge_share: fuzzed.judge_s / wall_s,
-            fuzzed,
-            guest_failure,
-            wall_s,
-        };
+        let (guest, found) =
+            runner.guest(&script(flags, &random(flags, ops)), seed, ops, &mut |what| task.say(what))?;
         task.done(&line(&guest));
         for text in findings(&guest) {
             progress.line(&text);
+        }
+        if let (Some(found), None, true) = (found, &repeat, flags.trials > 0) {
+            repeat = Some(runner.shrink(&found, seed)?);
         }
         guests.push(guest);
         seed += 1;
@@ -172,9 +155,19 @@ pub(crate) fn run(progress: &Progress, flags: &Fuzz) -> Result<u8, GuestError> {
     progress.line(&format!("rules that decided: {}", rules.join(", ")));
     if let Some(path) = &flags.json {
         let json = serde_json::json!({
-            "schema": 1, "release": built.release, "build_id": built.build_id, "guests": guests
+            "schema": 1, "release": built.release, "build_id": built.build_id, "guests": guests, "script": repeat
         });
         guest::write_json(path, &json)?;
+    }
+    if let Some(script) = &repeat {
+        match &flags.script {
+            Some(path) => {
+                guest::write_file(path, script)?;
+                progress.line(&format!("the script that shows it: {}", path.display()));
+            }
+            None if flags.json.as_deref().is_some_and(guest::is_stdout) => {}
+            None => guest::print(script)?,
+        }
     }
     let failed = guests.iter().any(|guest| guest.guest_failure.is_some());
     let undecided = guests.iter().any(|guest| guest.fuzzed.no_verdict.is_some());
@@ -205,12 +198,130 @@ fn semantics(progress: &Progress, flags: &Fuzz, built: &Built) -> Result<Semanti
     Ok(semantics)
 }
 
-/// The script that the flags make.
-fn script(flags: &Fuzz, ops: u64) -> Result<Script, GuestError> {
+/// Runs guests of one kernel.
+struct Runner<'a> {
+    progress: &'a Progress,
+    flags: &'a Fuzz,
+    built: &'a Built,
+    kernel: &'a Kernel,
+    semantics: Semantics,
+    agent: &'a [u8],
+    backend: &'a dyn Backend,
+}
+
+impl Runner<'_> {
+    /// One guest, and how its first divergence came about.
+    fn guest(
+        &self,
+        text: &str,
+        seed: u64,
+        ops: u64,
+        say: &mut dyn FnMut(&str),
+    ) -> Result<(Guest, Option<Found>), GuestError> {
+        let script = Script::parse(SCRIPT, text)?;
+        let steps = script.unroll(SCRIPT, self.flags.memory)?;
+        let mut fuzzer = Fuzzer::new(self.kernel, self.semantics, &steps, seed, ops);
+        if self.flags.cpus == 1 {
+            fuzzer = fuzzer.without_pauses();
+        }
+        let config = RunConfig {
+            vmlinux: &self.built.vmlinux,
+            agent: self.agent,
+            script_name: "fuzz",
+            script: &script,
+            memory_mib: None,
+            cpus: self.flags.cpus,
+            deterministic: self.flags.deterministic,
+            seed: 1,
+            boot_limit: Duration::from_secs(120),
+            keep: None,
+        };
+        let start = Instant::now();
+        let run = run::run(self.backend, &config, Some(&mut fuzzer), &mut |news| match news {
+            News::Command(command) => self.progress.command(command),
+            News::Does(what) => say(what),
+        })?;
+        let wall_s = start.elapsed().as_secs_f64();
+        let mut fuzzed = fuzzer.finish();
+        let found = fuzzed.found.take();
+        let guest_failure = match run.outcome {
+            Outcome::Complete { .. } => None,
+            Outcome::GuestFailure(failure) => Some(failure.to_string()),
+            Outcome::NoVerdict(why) => {
+                fuzzed.no_verdict.get_or_insert(why.to_string());
+                None
+            }
+        };
+        let guest = Guest {
+            seed,
+            ops_a_second: fuzzed.operations as f64 / wall_s,
+            compare_share: fuzzed.compare_s / wall_s,
+            judge_share: fuzzed.judge_s / wall_s,
+            fuzzed,
+            guest_failure,
+            wall_s,
+        };
+        Ok((guest, found))
+    }
+
+    /// The smallest script that shows what was found, each time in a guest of its own: of the batch that diverged alone
+    /// where that will do, of all before it otherwise.
+    fn shrink(&self, found: &Found, seed: u64) -> Result<String, GuestError> {
+        let task = self.progress.task("fewer operations");
+        let mut smallest = found.ops.len();
+        let mut shows = |ops: &[Op]| {
+            task.say(&format!("trying {} of {smallest}", ops.len()));
+            let shown = self.guest(&script(self.flags, &given(ops)), seed, 0, &mut |_| {})?.1;
+            let same = shown.is_some_and(|shown| shown.what == found.what);
+            if same {
+                smallest = ops.len();
+            }
+            Ok::<bool, GuestError>(same)
+        };
+        let alone = shrink::whole(&found.ops[found.batch..]);
+        let shrunk = if shows(&alone)? {
+            shrink::shrink(alone, self.flags.trials, &mut shows)?
+        } else {
+            shrink::shrink(found.ops.clone(), self.flags.trials, &mut shows)?
+        };
+        let minimal = if shrunk.minimal { ", none can be left out" } else { "" };
+        task.done(&format!(
+            "{} operations are left after {} trials{minimal}",
+            shrunk.ops.len(),
+            shrunk.trials
+        ));
+        let head = format!(
+            "# {} {}, build {}, seed {seed}: {}\n",
+            self.built.release, self.built.flavour, self.built.build_id, found.what
+        );
+        Ok(head + &script(self.flags, &given(&shrunk.ops)))
+    }
+}
+
+/// What the script that the flags make is called in errors.
+const SCRIPT: &str = "the flags' script";
+
+/// The step of batches at random.
+fn random(flags: &Fuzz, ops: u64) -> String {
     // A batch may be short where there is nothing left to do, so some more.
     let unpaused = if flags.cpus == 1 { UNPAUSED } else { 1 };
     let batches = ops.div_ceil(unpaused.next_multiple_of(flags.batch.into())) + 2;
-    let mut text = format!("about = 'random batches'\nmemory_mib = {}\n", flags.memory);
+    let (count, size, busy) = (batches.min(100_000), flags.batch, flags.cpus > 1);
+    format!("[[step]]\nbatches = {{ count = {count}, size = {size}, free = true, busy = {busy} }}\n")
+}
+
+/// Steps of batches of these operations.
+fn given(ops: &[Op]) -> String {
+    let batch = |ops: &[Op]| {
+        let lines: Vec<String> = ops.iter().map(|op| format!("    {op},\n")).collect();
+        format!("[[step]]\n[step.batches]\nops = [\n{}]\n", lines.concat())
+    };
+    ops.chunks(OPS_MAX).map(batch).collect()
+}
+
+/// The script that the flags make, with these steps of batches.
+fn script(flags: &Fuzz, batches: &str) -> String {
+    let mut text = format!("about = 'batches held to the model'\nmemory_mib = {}\n", flags.memory);
     if let Some(low) = flags.low_memory {
         text.push_str(&format!("low_memory_mib = {low}\n"));
     }
@@ -225,12 +336,9 @@ fn script(flags: &Fuzz, ops: u64) -> Result<Script, GuestError> {
     text.push_str(&format!(
         "capture = []\n[[step]]\nanonymous = {{ name = 'user', mib = {user} }}\n\
          [[step]]\nfree = {{ name = 'user', part = 'odd-pages' }}\n\
-         [[step]]\nwait_quiet = {{}}\n[[step]]\nbatches = {{ count = {}, size = {}, free = true, busy = {} }}\n",
-        batches.min(100_000),
-        flags.batch,
-        flags.cpus > 1
+         [[step]]\nwait_quiet = {{}}\n{batches}"
     ));
-    Ok(Script::parse("the flags' script", &text)?)
+    text
 }
 
 fn line(guest: &Guest) -> String {

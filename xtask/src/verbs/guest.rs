@@ -177,6 +177,15 @@ pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Gues
     or_enough(written).map_err(|source| GuestError::Write { path: path.to_owned(), source })
 }
 
+/// Writes text to a file, whole or not at all.
+///
+/// # Errors
+/// [`GuestError::Write`].
+pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), GuestError> {
+    output::file(path, |file| file.write_all(text.as_bytes()))
+        .map_err(|source| GuestError::Write { path: path.to_owned(), source })
+}
+
 /// Prints text for people who may pipe it.
 ///
 /// # Errors

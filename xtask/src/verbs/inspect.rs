@@ -10,7 +10,7 @@ use host::check::Violation;
 use host::freeze::{self, Freezer, Seen};
 use host::image::{self, About};
 use host::observe::frozen::{Kernel, Ram, ReadError, State};
-use host::report::{self, Report, Role, RunName, RunReport, Verdict, inspect, output};
+use host::report::{self, Report, Role, RunName, RunReport, Verdict, inspect};
 use host::run::{self, News, RunConfig, RunError};
 use host::vm::RamLayout;
 use host::vm::choose;
@@ -111,8 +111,7 @@ pub(crate) fn run(progress: &Progress, flags: &Inspect) -> Result<u8, GuestError
     if let Some(shown) = &result.shown {
         text.push_str(&shown.text);
         if let Some(path) = &flags.svg {
-            output::file(path, |file| file.write_all(shown.svg.as_bytes()))
-                .map_err(|source| GuestError::Write { path: path.clone(), source })?;
+            guest::write_file(path, &shown.svg)?;
         }
     }
     text.push_str(&result.findings);
