@@ -18,15 +18,15 @@ const HEADER_BYTES: usize = 24;
 const OP_BYTES: usize = 32;
 const RESULT_BYTES: usize = 16;
 const RESULTS_AT: usize = HEADER_BYTES + OPS_MAX * OP_BYTES;
-const AREA_BYTES: usize = RESULTS_AT + OPS_MAX * RESULT_BYTES;
+pub(crate) const AREA_BYTES: usize = RESULTS_AT + OPS_MAX * RESULT_BYTES;
 /// Where `state` is; it is written last.
 const COUNT_AT: usize = 12;
 const BAD_COUNT: u32 = u32::MAX;
 
 /// `bd_batch.state`.
 const READY: u32 = 1;
-const DONE: u32 = 2;
-const REFUSED: u32 = 3;
+pub(crate) const DONE: u32 = 2;
+pub(crate) const REFUSED: u32 = 3;
 
 /// An operation as it is in memory: `struct bd_op`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -403,12 +403,20 @@ impl Driver {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::os::unix::fs::FileExt;
 
     use proptest::prelude::*;
 
     use super::*;
+    pub(crate) use super::{DONE, REFUSED};
+
+    /// Does what the driver in this RAM does when its kernel boots.
+    pub(crate) fn magic(kernel: &Kernel, ram: &Ram, file: &File) {
+        let memory = Extent::find(kernel, ram, SYMBOL).unwrap();
+        memory.write(file, 0, &MAGIC.to_le_bytes()).unwrap();
+        memory.write(file, 8, &ABI.to_le_bytes()).unwrap();
+    }
 
     /// A driver whose memory is in two pieces, and the file that it is in, as the driver has it after boot.
     fn driver() -> (Driver, File) {
@@ -423,7 +431,13 @@ mod tests {
     }
 
     /// Plays the driver: what it finds, and what it answers.
-    fn play(driver: &Driver, file: &File, state: u32, error: u32, results: &[(i64, u64)]) -> Vec<Record> {
+    pub(crate) fn play(
+        driver: &Driver,
+        file: &File,
+        state: u32,
+        error: u32,
+        results: &[(i64, u64)],
+    ) -> Vec<Record> {
         let [count, ready, _] = driver.header(file).unwrap();
         assert_eq!(ready, READY);
         let mut bytes = vec![0; count as usize * OP_BYTES];

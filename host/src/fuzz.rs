@@ -4,6 +4,8 @@
 //! where that one diverged, so one divergence does not make the next.
 
 mod judge;
+#[cfg(test)]
+mod tests;
 
 use std::fs::File;
 use std::time::Instant;
@@ -223,8 +225,11 @@ impl<'a> Fuzzer<'a> {
     #[must_use]
     pub fn finish(self) -> Fuzzed {
         let judged = self.judge.finish();
+        let ended = self.pending.map(|ops| {
+            format!("the guest ended within batch {}, of {} operations", judged.batches, ops.len())
+        });
         Fuzzed {
-            no_verdict: judged.no_verdict.or(self.no_verdict),
+            no_verdict: judged.no_verdict.or(self.no_verdict).or(ended),
             compare_s: self.compare_s,
             make_s: self.make_s,
             operations_share: self.ticks.share(),

@@ -211,14 +211,14 @@ impl Judging {
                 self.result.divergences.push(divergence);
             }
         }
-        match again {
-            false => {}
-            // One divergence does not make the next.
-            true if !agree => self.begin(state),
-            true => match Model::check(&state, self.semantics) {
+        if again && agree {
+            match Model::check(&state, self.semantics) {
                 Ok(()) => self.before = Some((state, model)),
                 Err(why) => self.result.no_verdict = Some(why.to_string()),
-            },
+            }
+        } else if again {
+            // One divergence does not make the next.
+            self.begin(state);
         }
     }
 

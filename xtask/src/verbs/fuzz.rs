@@ -8,10 +8,10 @@ use host::batch::{OPS_MAX, Op};
 use host::fuzz::{Found, Fuzzed, Fuzzer, UNPAUSED};
 use host::model::{Canary, Rule, Semantics};
 use host::observe::frozen::Kernel;
-use host::run::{self, News, Outcome, RunConfig};
+use host::run::{self, News, Outcome, RunConfig, RunError};
 use host::shrink;
-use host::vm::Backend;
 use host::vm::choose::{self, BackendChoice};
+use host::vm::{Backend, VmError};
 use serde::Serialize;
 
 use super::guest::{self, GuestError};
@@ -138,14 +138,17 @@ pub(crate) fn run(progress: &Progress, flags: &Fuzz) -> Result<u8, GuestError> {
     }
     let sum = |of: fn(&Guest) -> u64| guests.iter().map(of).sum::<u64>();
     let diverged = sum(|guest| guest.fuzzed.diverged);
+    let wall_s = guests.iter().map(|guest| guest.wall_s).sum::<f64>();
     progress.line(&format!(
-        "{} {}: {} operations in {} batches compared, {} refused as predicted, {diverged} batches diverge, {}",
+        "{} {}: {} operations in {} batches compared, {} refused as predicted, {diverged} batches diverge, {}; \
+         {:.0} operations a second",
         built.release,
         built.flavour,
         sum(|guest| guest.fuzzed.operations),
         sum(|guest| guest.fuzzed.batches),
         sum(|guest| guest.fuzzed.failures),
-        seconds(Duration::from_secs_f64(guests.iter().map(|guest| guest.wall_s).sum()))
+        seconds(Duration::from_secs_f64(wall_s)),
+        sum(|guest| guest.fuzzed.operations) as f64 / wall_s
     ));
     let mut rules: Vec<(Rule, u64)> = Rule::ALL.into_iter().map(|rule| (rule, 0)).collect();
     for guest in &guests {
@@ -169,13 +172,34 @@ pub(crate) fn run(progress: &Progress, flags: &Fuzz) -> Result<u8, GuestError> {
             None => guest::print(script)?,
         }
     }
-    let failed = guests.iter().any(|guest| guest.guest_failure.is_some());
+    Ok(exit_code(&guests))
+}
+
+/// A finding of any guest is one; without any, all must have come to their end.
+fn exit_code(guests: &[Guest]) -> u8 {
+    let found = guests.iter().any(|guest| guest.fuzzed.diverged > 0 || guest.guest_failure.is_some());
     let undecided = guests.iter().any(|guest| guest.fuzzed.no_verdict.is_some());
-    Ok(match (diverged > 0 || failed, undecided) {
+    match (found, undecided) {
         (true, _) => 1,
         (false, true) => Kind::NoVerdict.exit_code(),
         (false, false) => 0,
-    })
+    }
+}
+
+/// How the guest failed, if it did. That a guest, or its machine, was lost is said of its seed, and the next one goes on.
+///
+/// # Errors
+/// Where the next one would fare no better.
+fn failure(ended: Result<Outcome, RunError>, fuzzed: &mut Fuzzed) -> Result<Option<String>, RunError> {
+    let lost = match ended {
+        Ok(Outcome::Complete { .. }) => return Ok(None),
+        Ok(Outcome::GuestFailure(failure)) => return Ok(Some(failure.to_string())),
+        Ok(Outcome::NoVerdict(why)) => why.to_string(),
+        Err(error @ RunError::Vm(VmError::Disobeys { .. })) => error.to_string(),
+        Err(error) => return Err(error),
+    };
+    fuzzed.no_verdict.get_or_insert(lost);
+    Ok(None)
 }
 
 /// What the kernel does, as far as the model knows. A patch that it has no switch for is taken for one that changes nothing:
@@ -240,18 +264,11 @@ impl Runner<'_> {
         let run = run::run(self.backend, &config, Some(&mut fuzzer), &mut |news| match news {
             News::Command(command) => self.progress.command(command),
             News::Does(what) => say(what),
-        })?;
+        });
         let wall_s = start.elapsed().as_secs_f64();
         let mut fuzzed = fuzzer.finish();
         let found = fuzzed.found.take();
-        let guest_failure = match run.outcome {
-            Outcome::Complete { .. } => None,
-            Outcome::GuestFailure(failure) => Some(failure.to_string()),
-            Outcome::NoVerdict(why) => {
-                fuzzed.no_verdict.get_or_insert(why.to_string());
-                None
-            }
-        };
+        let guest_failure = failure(run.map(|run| run.outcome), &mut fuzzed)?;
         let guest = Guest {
             seed,
             ops_a_second: fuzzed.operations as f64 / wall_s,
@@ -368,4 +385,62 @@ fn findings(guest: &Guest) -> Vec<String> {
     lines.extend(guest.guest_failure.iter().map(|failure| format!("seed {}: {failure}", guest.seed)));
     lines.extend(guest.fuzzed.no_verdict.iter().map(|why| format!("seed {}: no verdict: {why}", guest.seed)));
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use host::run::{GuestFailure, NoVerdict};
+
+    use super::*;
+
+    fn guest(ended: Result<Outcome, RunError>, no_verdict: Option<&str>, diverged: u64) -> Guest {
+        let mut fuzzed = Fuzzed {
+            operations: 7,
+            diverged,
+            no_verdict: no_verdict.map(str::to_owned),
+            ..Fuzzed::default()
+        };
+        let guest_failure = failure(ended, &mut fuzzed).expect("the next seed goes on");
+        Guest {
+            seed: 1,
+            fuzzed,
+            guest_failure,
+            wall_s: 1.0,
+            ops_a_second: 7.0,
+            compare_share: 0.0,
+            judge_share: 0.0,
+        }
+    }
+
+    fn died() -> Outcome {
+        Outcome::GuestFailure(GuestFailure::Died { step: 4, doing: "run 3 batches".into() })
+    }
+
+    #[test]
+    fn a_guest_that_is_lost_ends_its_seed_and_no_other() {
+        let complete = guest(Ok(Outcome::Complete { tainted: 0 }), None, 0);
+        assert_eq!((&complete.fuzzed.no_verdict, &complete.guest_failure), (&None, &None));
+        let boot = guest(Ok(Outcome::NoVerdict(NoVerdict::DiedAtBoot)), None, 0);
+        let gone = VmError::Disobeys { doing: "resume", why: "QEMU is gone".into() };
+        let gone = guest(Err(gone.into()), None, 0);
+        for lost in [&boot, &gone] {
+            assert!(lost.fuzzed.no_verdict.is_some() && lost.guest_failure.is_none());
+            assert_eq!(lost.fuzzed.operations, 7);
+        }
+        assert_eq!(exit_code(&[complete, boot, gone]), Kind::NoVerdict.exit_code());
+        // Of a batch that it died in nothing is known, and that it died is found.
+        let dead = guest(Ok(died()), Some("the guest ended within batch 3"), 0);
+        assert!(dead.fuzzed.no_verdict.is_some() && dead.guest_failure.is_some());
+        assert_eq!(exit_code(&[dead]), 1);
+        assert_eq!(exit_code(&[guest(Ok(Outcome::Complete { tainted: 0 }), Some("refused"), 2)]), 1);
+        assert_eq!(exit_code(&[guest(Ok(Outcome::Complete { tainted: 0 }), None, 0)]), 0);
+    }
+
+    #[test]
+    fn a_host_that_fails_and_a_user_who_has_enough_end_all() {
+        for error in [VmError::Interrupted, VmError::Io { doing: "map", source: std::io::Error::other("no") }]
+        {
+            assert!(failure(Err(error.into()), &mut Fuzzed::default()).is_err());
+        }
+    }
 }

@@ -14,6 +14,7 @@
 
 use std::collections::HashMap;
 
+use crate::batch::AREA_BYTES;
 use crate::vm::RamLayout;
 
 use super::class::Kind;
@@ -36,6 +37,8 @@ const SECTIONS: u64 = 12 * PAGE;
 const USAGES: u64 = 13 * PAGE;
 const CPU_AREAS: [u64; 2] = [14 * PAGE, 15 * PAGE];
 const STRUCT_PAGES: u64 = 16 * PAGE;
+/// The driver's memory, which begins as zeros: whose pages these are makes no difference.
+const DRIVER: u64 = 8 << 20;
 /// Where per-CPU variables lie in each CPU's area, by zone.
 const PCP: [u64; 2] = [0x100, 0x300];
 const ZONE_STATS: [u64; 2] = [0x500, 0x520];
@@ -141,6 +144,7 @@ fn symbols() -> HashMap<String, Symbol> {
         ("__per_cpu_offset", symbol(VARIABLES + 40, 16)),
         ("linux_banner", symbol(VARIABLES + 0x180, 40)),
         ("contig_page_data", symbol(NODE, 2 * PAGE)),
+        ("buddydiff_batch", symbol(DRIVER, AREA_BYTES as u64)),
     ];
     symbols.into_iter().map(|(name, at)| (name.to_owned(), at)).collect()
 }
