@@ -4,6 +4,7 @@
 //! includes) and a few small ones on top; everything else is in `full-matrix`.
 
 mod batches;
+mod formats;
 mod subject;
 
 use std::path::Path;

@@ -1,5 +1,6 @@
 //! What came of a test: schema 1 of the JSON report, the verdict, and the table for people.
 
+pub mod formats;
 pub mod inspect;
 pub mod output;
 mod table;

@@ -15,7 +15,7 @@ fn zone(name: &str, buddy_pages: u64, free_pages: i64) -> ZoneReport {
     }
 }
 
-fn run(role: Role) -> RunReport {
+pub(super) fn run(role: Role) -> RunReport {
     RunReport {
         role,
         script: "guard-delta".into(),
@@ -53,7 +53,7 @@ fn run(role: Role) -> RunReport {
     }
 }
 
-fn violated(role: Role) -> RunReport {
+pub(super) fn violated(role: Role) -> RunReport {
     let mut run = run(role);
     run.checkpoints[1].zones[1] = zone("DMA32", 407_848, 361_499);
     run.violations.push(Violation {
@@ -69,7 +69,7 @@ fn violated(role: Role) -> RunReport {
     run
 }
 
-fn reported(role: Role, kind: Kind, after_ready: bool) -> RunReport {
+pub(super) fn reported(role: Role, kind: Kind, after_ready: bool) -> RunReport {
     let mut run = run(role);
     run.console.push(ConsoleReport {
         kind,
@@ -80,7 +80,7 @@ fn reported(role: Role, kind: Kind, after_ready: bool) -> RunReport {
     run
 }
 
-fn undecided(role: Role) -> RunReport {
+pub(super) fn undecided(role: Role) -> RunReport {
     let mut run = run(role);
     run.no_verdict = Some("the kernel did not boot".into());
     run.checkpoints.clear();
@@ -99,7 +99,7 @@ fn kernel(role: Role) -> Kernel {
     }
 }
 
-fn report(runs: Vec<RunReport>) -> Report {
+pub(super) fn report(runs: Vec<RunReport>) -> Report {
     Report::new(vec![kernel(Role::Base), kernel(Role::Patched)], runs, false)
 }
 

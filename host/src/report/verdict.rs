@@ -21,6 +21,18 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    /// Its name, as in the JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Consistent => "consistent",
+            Self::Violation => "violation",
+            Self::Divergence => "divergence",
+            Self::GuestFailure => "guest-failure",
+            Self::NoVerdict => "no-verdict",
+        }
+    }
+
     /// The exit code: 0 consistent, 1 a finding, 125 no verdict, so that `git bisect run` understands it.
     #[must_use]
     pub fn exit_code(self) -> u8 {

@@ -4,6 +4,7 @@
 //! comes out is a plain git patch per mail, whatever wrote the original.
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use mail_parser::{MessageParser, MimeHeaders};
@@ -131,11 +132,17 @@ pub(crate) enum SeriesError {
 
 const MAX_BYTES: u64 = 32 << 20;
 const MAX_PATCHES: usize = 2000;
+/// Mails that come on standard input, as `b4 review` gives them to a check command.
+const STDIN: &str = "-";
 /// In a folder of patches: a fragment as in kernels/config.
 const CONFIG: &str = "config";
 
 /// Reads the series called `name`, looking in `patches` (kernels/patches) for names.
 pub(crate) fn read(name: &str, patches: &Path) -> Result<Series, SeriesError> {
+    if name == STDIN {
+        let list = parse(&bounded(std::io::stdin().lock(), Path::new("stdin"))?)?;
+        return Ok(Series { name: "stdin".to_owned(), patches: list, options: Vec::new() });
+    }
     let path =
         if names(patches).iter().any(|ours| ours == name) { patches.join(name) } else { PathBuf::from(name) };
     let list = if path.is_dir() {
@@ -219,11 +226,18 @@ fn read_dir(folder: &Path) -> Result<Vec<Patch>, SeriesError> {
 }
 
 fn read_bounded(path: &Path) -> Result<Vec<u8>, SeriesError> {
-    let io = |source| SeriesError::Io { path: path.to_owned(), source };
-    if fs::metadata(path).map_err(io)?.len() > MAX_BYTES {
+    let file = fs::File::open(path).map_err(|source| SeriesError::Io { path: path.to_owned(), source })?;
+    bounded(file, path)
+}
+
+fn bounded(reader: impl Read, path: &Path) -> Result<Vec<u8>, SeriesError> {
+    let mut bytes = Vec::new();
+    let read = reader.take(MAX_BYTES + 1).read_to_end(&mut bytes);
+    read.map_err(|source| SeriesError::Io { path: path.to_owned(), source })?;
+    if bytes.len() as u64 > MAX_BYTES {
         return Err(SeriesError::TooLarge("32 MiB"));
     }
-    fs::read(path).map_err(io)
+    Ok(bytes)
 }
 
 /// The patches in the bytes of one file, in the order of their `[n/m]`.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use guest_agent::script::ScriptError;
 use host::model::Semantics;
 use host::observe::frozen::{ImageError, Kernel, ReadError};
+use host::report::formats::{self, Summary};
 use host::report::output;
 use host::run::RunError;
 use host::vm::VmError;
@@ -46,6 +47,62 @@ pub(crate) struct GuestFlags {
     /// Keep the files of each run (initramfs, channel, console, RAM) below this folder.
     #[arg(long, value_name = "DIR")]
     pub(crate) keep: Option<PathBuf>,
+}
+
+/// Where the result of a verb goes, besides the table on stderr.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct OutputFlags {
+    /// Write the report as JSON to a file, or to stdout for `-`.
+    #[arg(long, value_name = "-|FILE")]
+    json: Option<PathBuf>,
+    /// Write it as JUnit XML.
+    #[arg(long, value_name = "-|FILE")]
+    junit: Option<PathBuf>,
+    /// Write it as KTAP.
+    #[arg(long, value_name = "-|FILE")]
+    ktap: Option<PathBuf>,
+    /// Write it as the JSON list that `b4 review` takes from a check command.
+    #[arg(long, value_name = "-|FILE")]
+    b4: Option<PathBuf>,
+}
+
+impl OutputFlags {
+    /// Stdout takes one document.
+    ///
+    /// # Errors
+    /// [`GuestError::Usage`].
+    pub(crate) fn check(&self) -> Result<(), GuestError> {
+        let outputs = [&self.json, &self.junit, &self.ktap, &self.b4];
+        if outputs.into_iter().flatten().filter(|path| is_stdout(path)).count() > 1 {
+            return Err(GuestError::Usage("only one of the outputs can go to stdout".to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Writes what is asked for.
+    ///
+    /// # Errors
+    /// [`GuestError::Write`].
+    pub(crate) fn write(
+        &self,
+        report: &impl Serialize,
+        summary: impl FnOnce() -> Summary,
+    ) -> Result<(), GuestError> {
+        if let Some(path) = &self.json {
+            write_json(path, report)?;
+        }
+        let summary = summary();
+        if let Some(path) = &self.junit {
+            write_text(path, &formats::junit(&summary))?;
+        }
+        if let Some(path) = &self.ktap {
+            write_text(path, &formats::ktap(&summary))?;
+        }
+        if let Some(path) = &self.b4 {
+            write_json(path, &formats::b4(&summary))?;
+        }
+        Ok(())
+    }
 }
 
 /// Why a verb that runs guests has no result.
@@ -184,6 +241,11 @@ pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Gues
 pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), GuestError> {
     output::file(path, |file| file.write_all(text.as_bytes()))
         .map_err(|source| GuestError::Write { path: path.to_owned(), source })
+}
+
+/// Writes text to a file, whole or not at all, or to stdout for `-`.
+fn write_text(path: &Path, text: &str) -> Result<(), GuestError> {
+    if is_stdout(path) { print(text) } else { write_file(path, text) }
 }
 
 /// Prints text for people who may pipe it.

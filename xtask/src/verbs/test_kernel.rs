@@ -1,7 +1,6 @@
 //! `cargo xtask test-kernel`: build two kernels, run scripts in each, and say what is wrong with the patched one.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,7 @@ use host::pair::{self, Event, Plan, Subject};
 use host::report::{Kernel, Report, Role, table};
 use host::vm::choose;
 
-use super::guest::{self, DEFAULT_KERNEL, GuestError, GuestFlags};
+use super::guest::{self, DEFAULT_KERNEL, GuestError, GuestFlags, OutputFlags};
 use crate::agent;
 use crate::kernel::{Built, Kernels, Kind, PairRequest};
 use crate::progress::{Progress, Task, seconds};
@@ -32,8 +31,9 @@ pub(crate) struct TestKernel {
                 dir:PATH, tar:FILE or vmlinux:FILE [default: 6.12 with guard-accounting]"
     )]
     kernel: Option<String>,
-    /// The patches on top: a name in kernels/patches, an mbox or a text with mails, or a folder of patches.
-    #[arg(long, value_name = "NAME|FILE|DIR", conflicts_with_all = ["base", "patched"])]
+    /// The patches on top: a name in kernels/patches, an mbox or a text with mails, a folder of patches, or `-` for mails
+    /// on stdin.
+    #[arg(long, value_name = "NAME|FILE|DIR|-", conflicts_with_all = ["base", "patched"])]
     series: Option<String>,
     /// A whole kernel as base.
     #[arg(long, value_name = "SPEC", requires = "patched")]
@@ -52,9 +52,8 @@ pub(crate) struct TestKernel {
     /// Seed for whatever a script draws at random.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Write the report as JSON to a file, or to stdout for `-`.
-    #[arg(long, value_name = "-|FILE")]
-    json: Option<PathBuf>,
+    #[command(flatten)]
+    outputs: OutputFlags,
     /// Install missing tools through apt.
     #[arg(long)]
     install_deps: bool,
@@ -66,6 +65,7 @@ pub(crate) struct TestKernel {
 /// Where the command makes no sense or the user stopped it, or nothing could be written. Whatever else prevents a verdict
 /// is in the report.
 pub(crate) fn run(progress: &Progress, flags: &TestKernel) -> Result<u8, GuestError> {
+    flags.outputs.check()?;
     let report = match test(progress, flags) {
         Ok(report) => {
             progress.line(table(&report).trim_end());
@@ -77,9 +77,7 @@ pub(crate) fn run(progress: &Progress, flags: &TestKernel) -> Result<u8, GuestEr
         }
         Err(error) => return Err(error),
     };
-    if let Some(path) = &flags.json {
-        guest::write_json(path, &report)?;
-    }
+    flags.outputs.write(&report, || report.summary())?;
     Ok(report.verdict.exit_code())
 }
 
