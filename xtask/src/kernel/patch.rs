@@ -54,25 +54,133 @@ pub(crate) fn pair(
         cache::touch(&record);
         return Ok(pair);
     }
-    let work = Applier {
-        store,
-        index: cache.path("tmp", &format!("apply-{key}-{}", std::process::id())),
-        loaded: RefCell::new(None),
-    };
-    let pair = work.pair(spec, tree, series, &texts);
-    // Made anew each time, with what git and an interrupt leave beside it.
-    for left in [work.index.clone(), work.index.with_extension("lock"), work.index.with_extension("patch")] {
-        let _ = fs::remove_file(left);
-    }
-    let pair = pair?;
+    let pair = whole(fit(cache, store, tree, series)?, spec, series)?;
     store.keep(&format!("base-{key}"), &pair.base)?;
     store.keep(&format!("patched-{key}"), &pair.patched)?;
     cache::write_record(&record, &pair)?;
     Ok(pair)
 }
 
+/// The pair where every patch went in, else the first that did not.
+fn whole(fit: Fit, spec: &str, series: &Series) -> Result<PairTrees, KernelError> {
+    let mut pair =
+        PairTrees { patched: fit.base.clone(), base: fit.base, present: Vec::new(), offsets: Vec::new() };
+    for (at, (fate, patch)) in fit.fates.into_iter().zip(&series.patches).enumerate() {
+        match fate.tried {
+            Tried::Done { tree, offsets } => {
+                pair.patched = tree;
+                pair.offsets.extend(offsets.into_iter().map(|offset| format!("{}: {offset}", patch.title)));
+            }
+            Tried::Refused(refusal) => {
+                return Err(KernelError::Patch {
+                    number: at + 1,
+                    series: series.name.clone(),
+                    title: patch.title.clone(),
+                    spec: spec.to_owned(),
+                    why: refusal.to_string(),
+                });
+            }
+        }
+        pair.present.extend(fate.present.then(|| patch.title.clone()));
+    }
+    Ok(pair)
+}
+
 /// To be changed with the rules by which patches are applied.
 const RECIPE: &str = "pair 1";
+
+/// What came of a series on a tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fit {
+    /// The tree without the patches that it held already.
+    pub(crate) base: String,
+    /// What came of each patch, on top of base and of those before it that went in.
+    pub(crate) fates: Vec<Fate>,
+}
+
+/// What came of a patch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fate {
+    /// The tree held it already.
+    pub(crate) present: bool,
+    pub(crate) tried: Tried,
+}
+
+/// What came of trying to apply one patch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Tried {
+    /// It is in.
+    Done {
+        /// The tree with it.
+        tree: String,
+        /// Hunks that went in at another line than their header says.
+        offsets: Vec<String>,
+    },
+    /// It does not apply, or not where it says.
+    Refused(Refusal),
+}
+
+/// Why a patch does not go in.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refusal {
+    /// What a hunk changes is not there.
+    #[error("in {path}, hunk {hunk} of {hunks} (line {line}){} does not match", meant_for(function.as_deref()))]
+    NoMatch {
+        /// The file.
+        path: String,
+        /// Which of the file's hunks, from 1.
+        hunk: usize,
+        /// How many there are.
+        hunks: usize,
+        /// The line that the hunk's header names.
+        line: u64,
+        /// The function that it names.
+        function: Option<String>,
+    },
+    /// It would change another function than it means to.
+    #[error(
+        "in {path}, the hunk at line {line} is meant for {meant}(), but its context matches in {landed}() at line {landed_line}"
+    )]
+    OtherFunction {
+        /// The file.
+        path: String,
+        /// The line that the hunk's header names.
+        line: u64,
+        /// The function that it names.
+        meant: String,
+        /// Where it would go.
+        landed: String,
+        /// And at which line.
+        landed_line: u64,
+    },
+    /// The tree is the same with it as without it.
+    #[error("it changes nothing")]
+    Nothing,
+    /// Whether the tree holds it cannot be told.
+    #[error("it applies both forward and in reverse, so whether the tree holds it is ambiguous")]
+    Ambiguous,
+    /// What git says where it names no hunk: a file that is not there.
+    #[error("{0}")]
+    Other(String),
+}
+
+fn meant_for(function: Option<&str>) -> String {
+    function.map_or(String::new(), |name| format!(", meant for {name}(),"))
+}
+
+/// Tries `series` on `tree`, patch by patch.
+pub(crate) fn fit(cache: &Cache, store: &Store<'_>, tree: &str, series: &Series) -> Result<Fit, KernelError> {
+    let texts: Vec<String> = series.patches.iter().map(Patch::text).collect();
+    let parts: Vec<&str> = [tree].into_iter().chain(texts.iter().map(String::as_str)).collect();
+    let index = format!("apply-{}-{}", cache::key(&parts), std::process::id());
+    let work = Applier { store, index: cache.path("tmp", &index), loaded: RefCell::new(None) };
+    let fit = work.fit(tree, series, &texts);
+    // Made anew each time, with what git and an interrupt leave beside it.
+    for left in [work.index.clone(), work.index.with_extension("lock"), work.index.with_extension("patch")] {
+        let _ = fs::remove_file(left);
+    }
+    fit
+}
 
 struct Applier<'a> {
     store: &'a Store<'a>,
@@ -81,69 +189,41 @@ struct Applier<'a> {
     loaded: RefCell<Option<String>>,
 }
 
-/// What came of trying to apply one patch.
-enum Tried {
-    Done {
-        tree: String,
-        offsets: Vec<String>,
-    },
-    /// It does not apply, or not where it says.
-    Refused(String),
-}
-
 impl Applier<'_> {
-    fn pair(
-        &self,
-        spec: &str,
-        tree: &str,
-        series: &Series,
-        texts: &[String],
-    ) -> Result<PairTrees, KernelError> {
-        let refuse = |at: usize, why: String| KernelError::Patch {
-            number: at + 1,
-            series: series.name.clone(),
-            title: series.patches[at].title.clone(),
-            spec: spec.to_owned(),
-            why,
-        };
-        // Last first: a later patch may change what an earlier one brought.
+    fn fit(&self, tree: &str, series: &Series, texts: &[String]) -> Result<Fit, KernelError> {
+        let patches = || series.patches.iter().zip(texts);
         let mut base = tree.to_owned();
-        let mut present = vec![false; texts.len()];
-        let mut offsets = Vec::new();
-        for at in (0..texts.len()).rev() {
-            let patch = &series.patches[at];
-            let Tried::Done { tree: without, offsets: moved } =
-                self.apply(&base, patch, &texts[at], Direction::Reverse)?
-            else {
-                continue;
-            };
-            if without == base {
-                return Err(refuse(at, "it changes nothing".to_owned()));
-            }
-            if let Tried::Done { .. } = self.apply(&base, patch, &texts[at], Direction::Forward)? {
-                let why = "it applies both forward and in reverse, so whether the tree holds it is ambiguous";
-                return Err(refuse(at, why.to_owned()));
-            }
-            present[at] = true;
-            base = without;
-            offsets.splice(0..0, moved);
-        }
-        let mut patched = tree.to_owned();
-        for at in 0..texts.len() {
-            if present[at] {
-                continue;
-            }
-            match self.apply(&patched, &series.patches[at], &texts[at], Direction::Forward)? {
-                Tried::Done { tree: with, offsets: moved } => {
-                    patched = with;
-                    offsets.extend(moved);
+        // Whether the tree holds it, or why that cannot be told.
+        let mut held = Vec::new();
+        // Last first: a later patch may change what an earlier one brought.
+        for (patch, text) in patches().rev() {
+            held.push(match self.apply(&base, patch, text, Direction::Reverse)? {
+                Tried::Refused(_) => Ok(false),
+                Tried::Done { tree: without, .. } if without == base => Err(Refusal::Nothing),
+                Tried::Done { tree: without, .. } => {
+                    match self.apply(&base, patch, text, Direction::Forward)? {
+                        Tried::Done { .. } => Err(Refusal::Ambiguous),
+                        Tried::Refused(_) => {
+                            base = without;
+                            Ok(true)
+                        }
+                    }
                 }
-                Tried::Refused(why) => return Err(refuse(at, why)),
-            }
+            });
         }
-        let titles = series.patches.iter().zip(&present).filter(|(_, present)| **present);
-        let present = titles.map(|(patch, _)| patch.title.clone()).collect();
-        Ok(PairTrees { base, patched, present, offsets })
+        let mut with = base.clone();
+        let mut fates = Vec::new();
+        for ((patch, text), held) in patches().zip(held.into_iter().rev()) {
+            let fate = match held {
+                Ok(present) => Fate { present, tried: self.apply(&with, patch, text, Direction::Forward)? },
+                Err(refusal) => Fate { present: false, tried: Tried::Refused(refusal) },
+            };
+            if let Tried::Done { tree, .. } = &fate.tried {
+                tree.clone_into(&mut with);
+            }
+            fates.push(fate);
+        }
+        Ok(Fit { base, fates })
     }
 
     fn apply(
@@ -186,12 +266,12 @@ impl Applier<'_> {
         if let Some(why) = self.strayed(patch, without, with)? {
             return Ok(Tried::Refused(why));
         }
-        let offsets = offsets(&output.stderr).map(|line| format!("{}: {line}", patch.title)).collect();
+        let offsets = offsets(&output.stderr).collect();
         Ok(Tried::Done { tree: result, offsets })
     }
 
     /// Says which hunk, if any, lies in another function than its header names.
-    fn strayed(&self, patch: &Patch, without: &str, with: &str) -> Result<Option<String>, KernelError> {
+    fn strayed(&self, patch: &Patch, without: &str, with: &str) -> Result<Option<Refusal>, KernelError> {
         let context = hunks(patch).map(|(_, hunk)| leading_context(hunk).count()).max().unwrap_or(0);
         let context = format!("-U{context}");
         let args =
@@ -211,10 +291,13 @@ impl Applier<'_> {
             let Some((_, found)) = found else { continue };
             let landed_in = function_of(&found.heading).unwrap_or("no function");
             if landed_in != meant {
-                return Ok(Some(format!(
-                    "in {path}, the hunk at line {} is meant for {meant}(), but its context matches in {landed_in}() at line {}",
-                    hunk.old_start, found.old_start
-                )));
+                return Ok(Some(Refusal::OtherFunction {
+                    path: path.to_owned(),
+                    line: hunk.old_start,
+                    meant: meant.to_owned(),
+                    landed: landed_in.to_owned(),
+                    landed_line: found.old_start,
+                }));
             }
         }
         Ok(None)
@@ -261,25 +344,26 @@ fn offsets(said: &str) -> impl Iterator<Item = String> {
 }
 
 /// Why a patch does not apply: file, hunk and function, from what git says.
-fn refusal(said: &str, patch: &Patch, direction: Direction) -> String {
+fn refusal(said: &str, patch: &Patch, direction: Direction) -> Refusal {
     // "error: patch failed: mm/page_alloc.c:988"
     let failed = said.lines().find_map(|line| line.strip_prefix("error: patch failed: "));
     let place = failed.and_then(|place| place.rsplit_once(':'));
     let Some((path, line)) = place.and_then(|(path, line)| Some((path, line.parse::<u64>().ok()?))) else {
         let error = said.lines().find_map(|line| line.strip_prefix("error: ")).unwrap_or("git apply failed");
-        return error.to_owned();
+        return Refusal::Other(error.to_owned());
     };
     let in_file: Vec<&Hunk> =
         hunks(patch).filter(|(there, _)| *there == path).map(|(_, hunk)| hunk).collect();
     let start = |hunk: &Hunk| if direction == Direction::Forward { hunk.old_start } else { hunk.new_start };
-    let at = in_file.iter().position(|hunk| start(hunk) == line);
-    match at {
-        Some(at) => {
-            let function = function_of(&in_file[at].heading);
-            let meant = function.map_or(String::new(), |name| format!(", meant for {name}(),"));
-            format!("in {path}, hunk {} of {} (line {line}){meant} does not match", at + 1, in_file.len())
-        }
-        None => format!("in {path}, the hunk at line {line} does not match"),
+    match in_file.iter().position(|hunk| start(hunk) == line) {
+        Some(at) => Refusal::NoMatch {
+            path: path.to_owned(),
+            hunk: at + 1,
+            hunks: in_file.len(),
+            line,
+            function: function_of(&in_file[at].heading).map(str::to_owned),
+        },
+        None => Refusal::Other(format!("in {path}, the hunk at line {line} does not match")),
     }
 }
 

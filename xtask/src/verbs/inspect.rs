@@ -17,7 +17,7 @@ use host::vm::choose;
 use serde_json::{Value, json};
 
 use super::guest::{self, DEFAULT_KERNEL, GuestError, GuestFlags};
-use super::test_kernel;
+use super::runner;
 use crate::agent;
 use crate::kernel::Kernels;
 use crate::progress::Progress;
@@ -285,7 +285,7 @@ fn booted(progress: &Progress, flags: &Inspect) -> Result<Looked, GuestError> {
     let observations = freezer.observations;
     let run = RunReport::new(name, run, &observations, None);
     let findings = report::findings(&built.release, &run);
-    let report = Report::new(vec![test_kernel::kernel(Role::Patched, &built)], vec![run], false);
+    let report = Report::new(vec![runner::kernel(Role::Patched, &built)], vec![run], false);
     let mut json = serde_json::to_value(&report).unwrap_or_default();
     json["states"] = states.into();
     Ok(Looked { verdict: report.verdict, json, shown, findings })

@@ -6,4 +6,5 @@ pub(crate) mod fuzz;
 pub(crate) mod guest;
 pub(crate) mod inspect;
 pub(crate) mod kernel;
+pub(crate) mod runner;
 pub(crate) mod test_kernel;

@@ -1,19 +1,13 @@
 //! `cargo xtask test-kernel`: build two kernels, run scripts in each, and say what is wrong with the patched one.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use guest_agent::script::Script;
-use host::pair::{self, Event, Plan, Subject};
-use host::report::{Kernel, Report, Role, table};
-use host::vm::choose;
+use host::report::{Report, Role, table};
 
 use super::guest::{self, DEFAULT_KERNEL, GuestError, GuestFlags, OutputFlags};
-use crate::agent;
-use crate::kernel::{Built, Kernels, Kind, PairRequest};
-use crate::progress::{Progress, Task, seconds};
-use crate::scripts;
+use super::runner::{self, Runner};
+use crate::kernel::{Kernels, Kind, PairRequest};
+use crate::progress::{Progress, seconds};
 
 /// What `test-kernel` takes where nothing is said.
 const DEFAULT_SERIES: &str = "guard-accounting";
@@ -84,7 +78,8 @@ pub(crate) fn run(progress: &Progress, flags: &TestKernel) -> Result<u8, GuestEr
 fn test(progress: &Progress, flags: &TestKernel) -> Result<Report, GuestError> {
     let start = Instant::now();
     // What can be wrong with the command comes first: a build takes minutes.
-    let scripts = read_scripts(flags)?;
+    let names = if flags.script.is_empty() { vec![DEFAULT_SCRIPT.to_owned()] } else { flags.script.clone() };
+    let scripts = runner::read_scripts(&names, &flags.guest)?;
     guest::need_tools(progress, flags.install_deps)?;
 
     let batches = scripts.iter().any(|(_, script)| script.has_batches());
@@ -92,28 +87,13 @@ fn test(progress: &Progress, flags: &TestKernel) -> Result<Report, GuestError> {
     for title in &pair.present {
         progress.line(&format!("already in the source, so reversed for base: {title}"));
     }
-    let agent = agent::build(progress)?;
-    let (backend, why) = choose::choose(flags.guest.backend, flags.guest.deterministic);
-    progress.line(&format!("backend: {} ({why})", backend.name()));
-    let plan = Plan {
-        backend: backend.as_ref(),
-        agent: &agent,
-        scripts: &scripts,
-        memory_mib: flags.guest.memory,
-        cpus: flags.guest.cpus,
-        deterministic: flags.guest.deterministic,
-        seed: flags.seed,
-        boot_limit: Duration::from_secs(flags.guest.boot_limit),
-        repeat: flags.repeat,
-        keep: flags.guest.keep.clone(),
-    };
+    let mut runner = Runner::new(progress, &flags.guest)?;
+    (runner.seed, runner.repeat) = (flags.seed, flags.repeat);
     let guests = Instant::now();
-    let watcher = Watcher::new(progress);
-    let subjects = [subject(Role::Base, &pair.base), subject(Role::Patched, &pair.patched)];
-    let runs = pair::run(&plan, subjects, &|event| watcher.event(event))?;
+    let runs = runner.run(&scripts, &pair.base, &pair.patched)?;
     let (whole, outside) = (start.elapsed(), start.elapsed().saturating_sub(guests.elapsed()));
     progress.line(&format!("{} of wall time, {} of it outside the guests", seconds(whole), seconds(outside)));
-    let kernels = vec![kernel(Role::Base, &pair.base), kernel(Role::Patched, &pair.patched)];
+    let kernels = vec![runner::kernel(Role::Base, &pair.base), runner::kernel(Role::Patched, &pair.patched)];
     Ok(Report::new(kernels, runs, pair.no_change))
 }
 
@@ -131,61 +111,5 @@ fn request(flags: &TestKernel, driver: bool) -> PairRequest {
         patched: flags.patched.clone(),
         flavour: flags.guest.flavour,
         driver,
-    }
-}
-
-fn read_scripts(flags: &TestKernel) -> Result<Vec<(String, Script)>, GuestError> {
-    let names = if flags.script.is_empty() { vec![DEFAULT_SCRIPT.to_owned()] } else { flags.script.clone() };
-    let mut read = Vec::new();
-    for name in names {
-        let (file, text) = scripts::read(&name)?;
-        let script = Script::parse(&file, &text)?;
-        script.unroll(&file, flags.guest.memory.unwrap_or(script.memory_mib))?;
-        let short = file.rsplit('/').next().unwrap_or(&file).trim_end_matches(".toml").to_owned();
-        read.push((short, script));
-    }
-    Ok(read)
-}
-
-fn subject(role: Role, built: &Built) -> Subject<'_> {
-    let semantics = guest::semantics(built).map(|(semantics, _)| semantics);
-    Subject { role, name: &built.release, vmlinux: &built.vmlinux, semantics }
-}
-
-pub(crate) fn kernel(role: Role, built: &Built) -> Kernel {
-    Kernel {
-        role,
-        spec: built.spec.clone(),
-        release: built.release.clone(),
-        flavour: built.flavour.to_string(),
-        build_id: built.build_id.clone(),
-        series: built.series.clone(),
-    }
-}
-
-/// Shows each guest's line while it runs.
-struct Watcher<'a> {
-    progress: &'a Progress,
-    tasks: Mutex<HashMap<String, Task<'a>>>,
-}
-
-impl<'a> Watcher<'a> {
-    fn new(progress: &'a Progress) -> Self {
-        Self { progress, tasks: Mutex::new(HashMap::new()) }
-    }
-
-    fn event(&self, event: Event<'_>) {
-        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
-        match event {
-            Event::Starts { command } => self.progress.command(command),
-            Event::Does { guest, what } => {
-                tasks.entry(guest.to_owned()).or_insert_with(|| self.progress.task(guest)).say(what);
-            }
-            Event::Ended { guest, how } => {
-                if let Some(task) = tasks.remove(guest) {
-                    task.done(how);
-                }
-            }
-        }
     }
 }
