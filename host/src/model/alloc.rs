@@ -87,7 +87,7 @@ pub(crate) struct Flags {
     min_reserve: bool,
     non_block: bool,
     pub(crate) highatomic: bool,
-    cma: bool,
+    pub(super) cma: bool,
     no_fragment: bool,
 }
 
@@ -126,7 +126,8 @@ impl Zone {
     fn unusable(&self, order: u32, flags: Flags) -> i64 {
         let mut pages = (1 << order) - 1;
         if !flags.reserves() && !self.semantics.is(Canary::ReservesCount) {
-            pages += self.free_highatomic.cast_signed();
+            let exact = self.semantics.counts_free_highatomic;
+            pages += if exact { self.free_highatomic } else { self.reserved_highatomic }.cast_signed();
         }
         if self.types.cma.is_some() && !flags.cma {
             pages += self.free_cma_pages();
@@ -148,7 +149,12 @@ impl Zone {
             return true;
         }
         // The boost does not count for a single page at the minimum.
-        if order == 0 && flags.min_reserve && self.boost > 0 && flags.mark == MIN {
+        if order == 0
+            && self.semantics.high_ignores_boost
+            && flags.min_reserve
+            && self.boost > 0
+            && flags.mark == MIN
+        {
             let mark = self.watermarks[MIN].cast_signed();
             return self.watermark_ok(order, mark, highest, flags, free);
         }
@@ -209,6 +215,9 @@ impl Zone {
         }
         for order in (low..least).rev() {
             self.set(upper(order), Is::Guard, order);
+            if !self.semantics.freelist_hygiene {
+                self.account(-(1 << order), list);
+            }
         }
         (at, (1 << high) - (1 << least))
     }
@@ -218,12 +227,16 @@ impl Zone {
     fn take(&mut self, at: u32, low: u32, high: u32, list: usize) -> u32 {
         self.del_free(at, high, list);
         let (at, added) = self.expand(at, low, high, list);
-        self.account(added - (1 << high), list);
+        if self.semantics.freelist_hygiene {
+            self.account(added - (1 << high), list);
+        } else {
+            self.note_type(at, list);
+        }
         at
     }
 
     /// __rmqueue_smallest().
-    fn smallest(&mut self, order: u32, list: usize) -> Option<u32> {
+    pub(super) fn smallest(&mut self, order: u32, list: usize) -> Option<u32> {
         let (high, first) =
             (order..ORDERS as u32).find_map(|high| Some((high, self.first(self.free_list(high, list))?)))?;
         Some(self.take(first, order, high, list))
@@ -237,6 +250,9 @@ impl Zone {
             && let Some(page) = self.smallest(order, cma)
         {
             return Some(page);
+        }
+        if !self.semantics.freelist_hygiene {
+            return self.smallest_or_fallback(order, list, flags);
         }
         if *mode == Mode::Normal
             && let Some(page) = self.smallest(order, list)
@@ -266,7 +282,7 @@ impl Zone {
     }
 
     /// The first type to fall back to that has a block of this order, and its first block (find_suitable_fallback()).
-    fn fallback(&self, order: u32, list: usize) -> Option<(usize, u32)> {
+    pub(super) fn fallback(&self, order: u32, list: usize) -> Option<(usize, u32)> {
         if self.nr_free[order as usize] == 0 {
             return None;
         }
@@ -278,14 +294,18 @@ impl Zone {
     }
 
     /// should_try_claim_block().
-    fn should_claim(&self, order: u32, list: usize) -> bool {
+    pub(super) fn should_claim(&self, order: u32, list: usize) -> bool {
         order >= self.block_order / 2 || list != MOVABLE
+    }
+
+    /// The smallest order of another type's block that a request may be served from.
+    pub(super) fn least_claimed(&self, order: u32, flags: Flags) -> u32 {
+        if flags.no_fragment { order.max(self.block_order) } else { order }
     }
 
     /// __rmqueue_claim(): from the largest order down.
     fn claim(&mut self, order: u32, list: usize, flags: Flags) -> Option<u32> {
-        let least = if flags.no_fragment && order < self.block_order { self.block_order } else { order };
-        for high in (least..ORDERS as u32).rev() {
+        for high in (self.least_claimed(order, flags)..ORDERS as u32).rev() {
             if !self.should_claim(high, list) {
                 break;
             }
@@ -363,7 +383,7 @@ impl Zone {
     }
 
     /// boost_watermark().
-    fn raise_boost(&mut self) {
+    pub(super) fn raise_boost(&mut self) {
         let size = 1_u64 << self.block_order;
         if self.boost_factor == 0 || size * 4 > self.managed || self.semantics.is(Canary::NoBoost) {
             return;
@@ -414,6 +434,9 @@ impl Zone {
             }
         }
         let page = page?;
+        if !self.semantics.freelist_hygiene {
+            self.account(-(1 << order), self.noted_type(page));
+        }
         let here = !self.semantics.reserves_after_lists;
         if here && flags.highatomic && (!self.semantics.highatomic_at_once || flags.mark == MIN) {
             self.reserve(page, order);
@@ -425,10 +448,12 @@ impl Zone {
     fn reserve(&mut self, at: u32, order: u32) {
         let size = 1_u64 << self.block_order;
         let share = self.managed / 100;
-        if self.semantics.is(Canary::NoReserve)
-            || share < size
-            || self.reserved_highatomic >= share.next_multiple_of(size)
-        {
+        let most = match self.semantics.reserves_in_small_zones {
+            true => share + size,
+            false if share < size => 0,
+            false => share.next_multiple_of(size),
+        };
+        if self.semantics.is(Canary::NoReserve) || self.reserved_highatomic >= most {
             return;
         }
         let list = self.block_type(at);
@@ -436,6 +461,12 @@ impl Zone {
             return;
         }
         self.decided(Rule::Reserve);
+        if !self.semantics.freelist_hygiene {
+            self.reserved_highatomic += size;
+            self.set_block_type(at, self.block_order, self.types.highatomic);
+            self.move_free_pages(at, self.types.highatomic);
+            return;
+        }
         if order >= self.block_order {
             self.set_block_type(at, order, self.types.highatomic);
             self.reserved_highatomic += 1 << order;
@@ -480,7 +511,7 @@ impl Model {
         };
         debug_assert!(list < PCP_TYPES);
         // A request that may ignore cpusets tries once more (__alloc_pages_slowpath(), can_retry_reserves).
-        let tries = if atomic { 2 } else { 1 };
+        let tries = if atomic || self.semantics.tries_twice { 2 } else { 1 };
         (0..tries).find_map(|_| self.get_page(request, slow))
     }
 
@@ -494,8 +525,8 @@ impl Model {
                 let ok = |zone: &Zone, mark: usize| {
                     zone.watermark_fast(request.order, zone.watermark(mark), request.highest_zone, flags)
                 };
-                if zone.below_high || !ok(zone, HIGH) {
-                    zone.below_high = true;
+                if !zone.semantics.tunes_lists || zone.below_high || !ok(zone, HIGH) {
+                    zone.below_high = zone.semantics.tunes_lists;
                     if !ok(zone, flags.mark) {
                         zone.decided(Rule::Watermark);
                         continue;

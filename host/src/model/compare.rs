@@ -94,6 +94,12 @@ impl Zone {
             for (index, list) in cpu.pcp.lists.iter().enumerate().take(LISTS) {
                 let (model, kernel) = self.lists_apart(self.pcp_list(index), &list.pfns);
                 compare(format!("per-CPU list {index}"), model, kernel);
+                let (model, kernel) = (self.noted_types(index), &list.types);
+                compare(
+                    format!("types of the pages on per-CPU list {index}"),
+                    format!("{model:?}"),
+                    format!("{kernel:?}"),
+                );
             }
             for (name, model, kernel) in [
                 ("count", self.pcp.count, i64::from(cpu.pcp.count)),

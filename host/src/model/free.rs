@@ -41,7 +41,8 @@ impl Zone {
             } else {
                 self.del_free(buddy, order, buddy_list);
             }
-            if buddy_list != list && !self.semantics.is(Canary::KeepTypes) {
+            let retypes = self.semantics.freelist_hygiene && !self.semantics.is(Canary::KeepTypes);
+            if buddy_list != list && retypes {
                 self.decided(Rule::Retype);
                 self.set_block_type(buddy, order, list);
             }
@@ -58,9 +59,10 @@ impl Zone {
     }
 
     /// free_one_page() and split_large_buddy(): what is larger than a pageblock goes one pageblock after the other, each
-    /// with its own type.
+    /// with its own type. Before free lists agreed with pageblocks it went as one (__free_pages_ok()).
     pub(crate) fn free_split(&mut self, at: u32, order: u32) {
-        let part = if self.semantics.is(Canary::FreeWhole) { order } else { order.min(self.block_order) };
+        let whole = !self.semantics.freelist_hygiene || self.semantics.is(Canary::FreeWhole);
+        let part = if whole { order } else { order.min(self.block_order) };
         for index in 0..1 << (order - part) {
             let at = at + (index << part);
             self.free_one(at, part, self.block_type(at));

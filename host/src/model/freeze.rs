@@ -26,6 +26,14 @@ impl Zone {
         self.walk(list).map(|at| self.pfn(at) as u32).collect()
     }
 
+    /// The types that the pages of a per-CPU list were put there with, where the kernel keeps them.
+    pub(super) fn noted_types(&self, index: usize) -> Vec<u8> {
+        if self.semantics.freelist_hygiene {
+            return Vec::new();
+        }
+        self.walk(self.pcp_list(index)).map(|at| self.noted_type(at) as u8).collect()
+    }
+
     fn freeze(&self, zone: &mut frozen::Zone) {
         for (order, area) in zone.areas.iter_mut().enumerate().take(ORDERS) {
             area.nr_free = self.nr_free[order];
@@ -57,6 +65,7 @@ impl Zone {
             cpu.pcp.free_count = cpu.pcp.free_count.map(|_| self.pcp.free_count as i16);
             for (index, list) in cpu.pcp.lists.iter_mut().enumerate().take(LISTS) {
                 list.pfns = self.pfns(self.pcp_list(index));
+                list.types = self.noted_types(index);
             }
         }
         for (index, block) in zone.blocks.iter_mut().enumerate() {

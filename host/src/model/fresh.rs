@@ -98,8 +98,7 @@ impl Fresh {
         let huge = PCP_LISTS - 2;
         let lists = (0..PCP_LISTS).map(|index| PcpList {
             order: if index < huge { index / PCP_TYPES as u32 } else { 9 },
-            pfns: Vec::new(),
-            broken: false,
+            ..PcpList::default()
         });
         let pcp = Pcp {
             batch,

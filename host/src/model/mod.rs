@@ -4,7 +4,7 @@
 //! operations, and is held against a later frozen state by [`Model::differences`]. What a kernel does differently from
 //! another is in [`Semantics`], named after what changed.
 //!
-//! Modelled so far: 6.12 from .29 on, 7.2 and 7.3, on one node, for requests of the first CPU that may not sleep, with and without per-CPU lists. See
+//! Modelled so far: 6.1, 6.12 from .29 on, 7.2 and 7.3, on one node, for requests of the first CPU that may not sleep, with and without per-CPU lists. See
 //! [`Unsupported`] for what is refused.
 
 mod alloc;
@@ -12,6 +12,7 @@ mod compare;
 #[cfg(test)]
 mod exhaustive;
 mod explain;
+mod fallback;
 mod free;
 mod freeze;
 mod fresh;
@@ -45,8 +46,8 @@ pub(crate) const RECLAIMABLE: usize = 2;
 /// Why a state cannot be modelled. All mean *no verdict*.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsupported {
-    /// Older kernels let types and lists differ, fall back, and keep per-CPU lists, in other ways.
-    #[error("the model does not yet know kernels before 6.12")]
+    /// Whether free lists agree with pageblocks is seen in the kernel's types, and said by its release.
+    #[error("the kernel's types are not those of its release")]
     Kernel,
     /// More than one node, or a setting.
     #[error("the model does not yet know {0}")]
@@ -106,7 +107,7 @@ impl Model {
     /// # Errors
     /// See [`Unsupported`].
     pub fn check(state: &State, semantics: Semantics) -> Result<(), Unsupported> {
-        if !state.hygiene {
+        if state.hygiene != semantics.freelist_hygiene {
             return Err(Unsupported::Kernel);
         }
         if state.zones.iter().any(|zone| zone.node != 0) {

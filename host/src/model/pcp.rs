@@ -1,4 +1,5 @@
-//! Per-CPU lists of 7.2 and later with SMP (mm/page_alloc.c, __rmqueue_pcplist(), free_frozen_page_commit()).
+//! Per-CPU lists: of 7.2 and later with SMP, of older kernels always (mm/page_alloc.c, __rmqueue_pcplist(),
+//! free_frozen_page_commit()).
 
 use super::alloc::{Flags, Mode};
 use super::zone::{Is, Rule, Zone};
@@ -34,6 +35,7 @@ pub(crate) struct Pcp {
     batch: i64,
     pub(crate) flags: u8,
     pub(crate) alloc_factor: u8,
+    /// What the kernel calls `free_factor` where it does not tune its lists.
     pub(crate) free_count: i64,
 }
 
@@ -79,7 +81,7 @@ impl Zone {
             if flags.highatomic && self.semantics.atomic_leaves_lists {
                 return None;
             }
-            let mut mode = Mode::Normal;
+            let (mut mode, mut taken) = (Mode::Normal, 0);
             for _ in 0..batch {
                 if self.semantics.is(Canary::ForgetMode) {
                     mode = Mode::Normal;
@@ -87,6 +89,14 @@ impl Zone {
                 let Some(page) = self.rmqueue(order, list, flags, &mut mode) else { break };
                 self.push_back(held, page, Is::Pcp, order);
                 self.pcp.count += 1 << order;
+                taken += 1 << order;
+                if !self.semantics.freelist_hygiene {
+                    self.account_bulk_cma(page, order);
+                }
+            }
+            // The free path counts each page, and this one all at once.
+            if !self.semantics.freelist_hygiene {
+                self.account_bulk(taken);
             }
         }
         let page = self.first(held)?;
@@ -98,6 +108,10 @@ impl Zone {
     /// nr_pcp_alloc().
     fn refill_size(&mut self, order: u32) -> i64 {
         let below_high = self.below_high;
+        if !self.semantics.tunes_lists {
+            let batch = self.pcp.batch;
+            return if batch > 1 { (batch >> order).max(2) } else { batch };
+        }
         let pcp = &mut self.pcp;
         pcp.high = pcp.high.max(pcp.high_min).min(pcp.high_max);
         let mut high = pcp.high;
@@ -121,7 +135,9 @@ impl Zone {
 
     /// __free_frozen_pages() of an order that the lists take.
     pub(crate) fn free_per_cpu(&mut self, at: u32, order: u32) {
-        let list = match self.block_type(at) {
+        let kind = self.block_type(at);
+        self.note_type(at, kind);
+        let list = match kind {
             list if list < PCP_TYPES => list,
             list if Some(list) == self.types.isolate => return self.free_split(at, order),
             _ => MOVABLE,
@@ -134,8 +150,11 @@ impl Zone {
         }
         let semantics = self.semantics;
         let pcp = &mut self.pcp;
-        pcp.alloc_factor >>= 1;
         pcp.count += 1 << order;
+        if !semantics.tunes_lists {
+            return self.freed_untuned(index, order);
+        }
+        pcp.alloc_factor >>= 1;
         let batch = pcp.batch;
         let mut free_high = false;
         if order > 0 && order <= COSTLY_ORDER {
@@ -173,6 +192,31 @@ impl Zone {
         if self.below_high && self.is_above_high() {
             self.below_high = false;
         }
+    }
+
+    /// free_unref_page_commit(), nr_pcp_high() and nr_pcp_free() of 6.1, after a page was put on a list.
+    fn freed_untuned(&mut self, index: usize, order: u32) {
+        let pcp = &mut self.pcp;
+        let free_high = pcp.free_count > 0 && order > 0 && order <= COSTLY_ORDER;
+        let high = if free_high { 0 } else { pcp.high };
+        if pcp.count < high {
+            return;
+        }
+        let (least, most) = (pcp.batch, high - pcp.batch);
+        let count = if free_high {
+            pcp.count
+        } else if most < 0 {
+            1
+        } else {
+            let batch = pcp.batch << pcp.free_count;
+            if batch < most && pcp.free_count < BATCH_SCALE_MAX.into() {
+                pcp.free_count += 1;
+            }
+            // clamp(), which lets the greater end win where there is none between them.
+            batch.max(least).min(most)
+        };
+        self.decided(Rule::Drain);
+        self.drain(count, index);
     }
 
     /// nr_pcp_high(). Reclaim is never active while a batch runs.
@@ -217,7 +261,7 @@ impl Zone {
                 self.unlink(page);
                 left -= 1 << order;
                 self.pcp.count -= 1 << order;
-                self.free_one(page, order, self.block_type(page));
+                self.free_one(page, order, self.noted_type(page));
             }
             index = (index + 1) % LISTS;
         }

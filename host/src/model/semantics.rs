@@ -16,10 +16,10 @@ pub struct Semantics {
     pub smp: bool,
     /// A request that may use HIGHATOMIC reserves does not refill an empty per-CPU list: 7.x (__rmqueue_pcplist()).
     pub atomic_leaves_lists: bool,
-    /// Such a request adds to the reserves wherever its page came from, a per-CPU list too: 6.12 (get_page_from_freelist()).
+    /// Such a request adds to the reserves wherever its page came from, a per-CPU list too: 6.1 and 6.12 (get_page_from_freelist()).
     /// In 7.x only what came from the free lists does (rmqueue_buddy()).
     pub reserves_after_lists: bool,
-    /// Only __GFP_HIGH makes a request that cannot sleep one that may use HIGHATOMIC reserves: 6.12.54 and later, 7.x
+    /// Only __GFP_HIGH makes a request that cannot sleep one that may use HIGHATOMIC reserves: 6.1.157, 6.12.54 and later, 7.x
     /// (gfp_to_alloc_flags()).
     pub highatomic_needs_high: bool,
     /// A per-CPU list with too many pages gives them back in pieces of a batch: 7.x (free_frozen_page_commit()). The pages
@@ -37,6 +37,25 @@ pub struct Semantics {
     /// A movable pageblock that direct compaction captures for a request that is not movable gets its type: patch 5
     /// (compaction_capture()).
     pub retypes_captured_blocks: bool,
+    /// A free page is on the list of its pageblock's type: 6.10 and later ("freelist hygiene"). Before, it goes to the list of
+    /// the type that was seen when it went to a per-CPU list, merging retypes nothing, whoever takes pages counts them, and
+    /// falling back moves what is free of a pageblock before it is decided whose it is (`fallback.rs`).
+    pub freelist_hygiene: bool,
+    /// The size of per-CPU lists, and how many pages they take and give at a time, follows the load: 6.7 and later
+    /// (nr_pcp_alloc(), nr_pcp_high(), ZONE_BELOW_HIGH). Before, only how many they give does.
+    pub tunes_lists: bool,
+    /// For a single page __GFP_HIGH makes the boost not count at the minimum: 6.2 and later (zone_watermark_fast()). Before, it
+    /// took __GFP_ATOMIC, which no request here has.
+    pub high_ignores_boost: bool,
+    /// Each request that may not sleep is tried twice at the minimum, and not only one that may ignore cpusets: 6.1
+    /// (__alloc_pages_slowpath()).
+    pub tries_twice: bool,
+    /// HIGHATOMIC reserves are a pageblock more than a hundredth of the zone, even where that is less than one: 6.1
+    /// (reserve_highatomic_pageblock()).
+    pub reserves_in_small_zones: bool,
+    /// What is free of the reserves is counted, and only that does not count as free for others: 6.12 and later
+    /// (__zone_watermark_unusable_free()). Before, all that is reserved does not.
+    pub counts_free_highatomic: bool,
     /// A rule that is made wrong on purpose: comparing must find it. Only tests set it.
     pub canary: Option<Canary>,
 }
@@ -110,13 +129,15 @@ impl Semantics {
         let (major, minor, patch) =
             (numbers.next()??, numbers.next()??, numbers.next().flatten().unwrap_or(0));
         let (counts_merged_guards, highatomic_at_once) = match (major, minor) {
+            // Before, what had lain on a per-CPU list was freed by that list's type.
+            (6, 1) if patch >= 57 => (true, false),
             // Before, falling back to other types went another way.
             (6, 12) if patch >= 29 => (patch >= 117, false),
             (7, 2) => (false, false),
             (7, 3) => (patch >= 4, true),
             _ => return None,
         };
-        let since_7 = major >= 7;
+        let (since_7, old) = (major >= 7, (major, minor) == (6, 1));
         Some(Self {
             counts_merged_guards,
             highatomic_at_once,
@@ -124,12 +145,18 @@ impl Semantics {
             smp,
             atomic_leaves_lists: since_7,
             reserves_after_lists: !since_7,
-            highatomic_needs_high: since_7 || patch >= 54,
+            highatomic_needs_high: since_7 || patch >= if old { 157 } else { 54 },
             frees_in_batches: since_7,
             holds_larger_longer: since_7,
             claims_any_movable_block: false,
             spares_movable_blocks: false,
             retypes_captured_blocks: false,
+            freelist_hygiene: !old,
+            tunes_lists: !old,
+            high_ignores_boost: !old,
+            tries_twice: old,
+            reserves_in_small_zones: old,
+            counts_free_highatomic: !old,
             canary: None,
         })
     }

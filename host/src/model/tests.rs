@@ -1,6 +1,6 @@
 //! Single rules of the model, without any kernel.
 
-use super::sequences::{broken, sound};
+use super::sequences::{self, broken, sound};
 use super::*;
 use crate::observe::frozen::Settings;
 
@@ -104,6 +104,57 @@ fn what_is_freed_beside_a_free_block_of_the_next_order_goes_to_the_tail() {
     let zone = &model.zones[0];
     let order0: Vec<u64> = zone.walk(zone.free_list(0, MOVABLE)).map(|at| zone.pfn(at)).collect();
     assert_eq!(order0, [0x1000, 0x1006]);
+}
+
+/// A machine whose lists need not agree with pageblocks.
+fn older(blocks: u64) -> Model {
+    let zone = FreshZone { index: 1, start: 0x1000, pages: blocks * BLOCK, watermarks: [0, 0, 0] };
+    let fresh = Fresh {
+        zones: vec![zone],
+        pageblock_order: 9,
+        guard_minorder: 0,
+        smp: false,
+        per_cpu: (31, 200, 200),
+    };
+    let semantics = sound("6.1.192", false);
+    Model::new(&sequences::state(&fresh, semantics), semantics).expect("a state that can be modelled")
+}
+
+#[test]
+fn older_kernels_move_what_is_free_of_a_pageblock_and_then_see_whose_it_is() {
+    let mut model = older(8);
+    // Of the last pageblock 32 pages are left: orders that per-CPU lists do not take.
+    for order in [10, 10, 10, 8, 8, 8, 7, 6, 5] {
+        model.alloc(request(order, MOVABLE)).expect("a block");
+    }
+    // Nothing else of it is free or, for what is on no LRU list, movable.
+    model.alloc(request(5, UNMOVABLE));
+    let last = 8 * BLOCK as u32 - 32;
+    let zone = &model.zones[0];
+    assert_eq!(zone.block_type(last), UNMOVABLE);
+    assert_eq!(zone.rules[Rule::Claim as usize], 1);
+
+    let mut model = older(8);
+    for order in [10, 10, 10, 8, 8, 8, 7, 6, 5] {
+        model.alloc(request(order, UNMOVABLE)).expect("a block");
+    }
+    model.alloc(request(4, MOVABLE)).expect("half of what is left");
+    let zone = &model.zones[0];
+    assert_eq!(zone.block_type(last), UNMOVABLE, "too little is movable");
+    assert_eq!(zone.walk(zone.free_list(4, MOVABLE)).collect::<Vec<u32>>(), [last + 16], "but it moved");
+}
+
+#[test]
+fn older_kernels_free_a_page_by_the_type_that_was_seen_when_it_went_to_a_per_cpu_list() {
+    let mut model = older(8);
+    let page = model.alloc(request(0, MOVABLE)).expect("a page");
+    model.free(page, 0);
+    let zone = &mut model.zones[0];
+    let at = zone.at(page);
+    zone.set_block_type(at, 9, RECLAIMABLE);
+    zone.drain_all();
+    assert!(zone.is_empty(zone.free_list(10, RECLAIMABLE)));
+    assert_eq!(zone.walk(zone.free_list(10, MOVABLE)).count(), 4);
 }
 
 #[test]

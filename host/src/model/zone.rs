@@ -79,6 +79,9 @@ pub struct Zone {
     pub(crate) block_order: u32,
     /// Type number of each block from `base` on; ISOLATED added where it is isolated.
     blocks: Vec<u8>,
+    /// Of kernels whose free lists need not agree with pageblocks: the type that a page was last taken from a free list or put
+    /// on a per-CPU list with (get_pcppage_migratetype()); of all others empty.
+    noted: Vec<u8>,
     pub(crate) minorder: u32,
     /// The migratetypes by number.
     pub(crate) kinds: Vec<MigrateType>,
@@ -193,6 +196,7 @@ impl Zone {
             nr_free: [0; ORDERS],
             block_order: state.pageblock_order,
             blocks: vec![0; (size >> state.pageblock_order) as usize],
+            noted: if semantics.freelist_hygiene { Vec::new() } else { vec![0; size as usize] },
             minorder: state.guard_minorder,
             kinds: state.types.clone(),
             types,
@@ -245,6 +249,9 @@ impl Zone {
             for pfn in &list.pfns {
                 let at = (u64::from(*pfn) - base) as u32;
                 model.push_back(model.pcp_list(index), at, Is::Pcp, list.order);
+            }
+            for (pfn, noted) in list.pfns.iter().zip(&list.types) {
+                model.note_type((u64::from(*pfn) - base) as u32, usize::from(*noted) % TYPES);
             }
         }
         Ok(model)
@@ -381,6 +388,20 @@ impl Zone {
         }
     }
 
+    /// set_pcppage_migratetype(), where there is such a thing.
+    #[inline]
+    pub(crate) fn note_type(&mut self, at: u32, list: usize) {
+        if let Some(noted) = self.noted.get_mut(at as usize) {
+            *noted = list as u8;
+        }
+    }
+
+    /// get_pcppage_migratetype(), or the type of the block of a page where lists agree with pageblocks.
+    #[inline]
+    pub(crate) fn noted_type(&self, at: u32) -> usize {
+        self.noted.get(at as usize).map_or_else(|| self.block_type(at), |noted| usize::from(*noted))
+    }
+
     /// The stored type number of a block by its number, and whether it is isolated.
     pub(crate) fn block(&self, number: usize) -> Option<(usize, bool)> {
         self.blocks.get(number).map(|block| (usize::from(block & 7), block & ISOLATED != 0))
@@ -420,9 +441,21 @@ impl Zone {
         Self::add(&mut self.free, self.threshold, pages);
         if Some(list) == self.types.cma {
             Self::add(&mut self.free_cma, self.threshold, pages);
-        } else if list == self.types.highatomic {
+        } else if list == self.types.highatomic && self.semantics.counts_free_highatomic {
             self.free_highatomic = self.free_highatomic.wrapping_add_signed(pages);
         }
+    }
+
+    /// rmqueue_bulk() where free lists need not agree with pageblocks: a page of CMA, and all that were taken.
+    pub(crate) fn account_bulk_cma(&mut self, at: u32, order: u32) {
+        if Some(self.noted_type(at)) == self.types.cma {
+            Self::add(&mut self.free_cma, self.threshold, -(1 << order));
+        }
+    }
+
+    /// The rest of it.
+    pub(crate) fn account_bulk(&mut self, pages: i64) {
+        Self::add(&mut self.free, self.threshold, -pages);
     }
 
     #[inline]
@@ -449,11 +482,12 @@ impl Zone {
     #[inline(always)] // A call costs as much as what it does.
     pub(crate) fn del_free(&mut self, at: u32, order: u32, list: usize) {
         self.unlink(at);
-        self.nr_free[order as usize] -= 1;
+        // What a kernel said that it gave may have been free already: then nothing counts right any more.
+        self.nr_free[order as usize] = self.nr_free[order as usize].wrapping_sub(1);
         self.account_blocks(order, list, -1);
     }
 
-    /// move_to_free_list(): to the tail.
+    /// move_to_free_list(): to the tail. Where lists need not agree with pageblocks nothing is counted.
     pub(crate) fn move_free(&mut self, at: u32, order: u32, from: usize, to: usize) {
         self.unlink(at);
         let list = self.free_list(order, to);
@@ -461,6 +495,9 @@ impl Zone {
             self.push_front(list, at, Is::Buddy, order);
         } else {
             self.push_back(list, at, Is::Buddy, order);
+        }
+        if !self.semantics.freelist_hygiene {
+            return;
         }
         self.account(-(1 << order), from);
         self.account(1 << order, to);
@@ -478,6 +515,11 @@ impl Zone {
     pub(crate) fn guard_pages(&self) -> u64 {
         let guards = (self.start..self.end).map(|at| self.is(at)).filter(|(is, _)| *is == Is::Guard);
         guards.map(|(_, order)| 1 << order).sum()
+    }
+
+    /// What is on per-CPU lists.
+    fn walk_held(&self) -> impl Iterator<Item = u32> + '_ {
+        (0..pcp::LISTS).flat_map(|index| self.walk(self.pcp_list(index)))
     }
 
     /// All that decides what happens next in it, as numbers.
@@ -500,7 +542,8 @@ impl Zone {
             pcp.flags.into(),
             pcp.alloc_factor.into(),
         ];
-        let blocks = self.blocks.iter().map(|block| u64::from(*block));
+        let noted = self.walk_held().map(|at| self.noted_type(at) as u64);
+        let blocks = self.blocks.iter().map(|block| u64::from(*block)).chain(noted);
         let whole = what.chain(lists).chain(signed.map(i64::cast_unsigned)).chain(rest);
         whole.chain(blocks).chain(self.nr_free).collect()
     }

@@ -22,13 +22,13 @@ use crate::progress::{Progress, seconds};
 /// What to run and how.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Fuzz {
-    /// The kernel: 6.12, 7.2 or 7.3, or a spec of one of these lines.
+    /// The kernel: 6.1, 6.12, 7.2 or 7.3, or a spec of one of these lines.
     #[arg(long, value_name = "SPEC", default_value = "7.2")]
     kernel: String,
     /// The patches on top.
     #[arg(long, value_name = "NAME|FILE|DIR")]
     series: Option<String>,
-    /// up has no per-CPU lists on 7.2 and later, and on 6.12 its own kind of them.
+    /// up has no per-CPU lists on 7.2 and later.
     #[arg(long, value_enum, default_value_t = Flavour::Up)]
     flavour: Flavour,
     /// Operations in all.
@@ -207,7 +207,7 @@ fn failure(ended: Result<Outcome, RunError>, fuzzed: &mut Fuzzed) -> Result<Opti
 fn semantics(progress: &Progress, flags: &Fuzz, built: &Built) -> Result<Semantics, GuestError> {
     let (mut semantics, unknown) = guest::semantics(built).ok_or_else(|| {
         GuestError::Usage(format!(
-            "the model does not know {}: it knows 6.12.29 and later, 7.2 and 7.3",
+            "the model does not know {}: it knows 6.1.57 and later, 6.12.29 and later, 7.2 and 7.3",
             built.release
         ))
     })?;

@@ -130,6 +130,8 @@ pub(super) struct PageLayout {
     pub(super) list: usize,
     pub(super) private: usize,
     pub(super) kind: usize,
+    /// Index of the word in which a page on a per-CPU list keeps its type, where it does (get_pcppage_migratetype()).
+    pub(super) index: Option<usize>,
     /// Index of the word whose lowest bit marks a tail page.
     pub(super) compound: usize,
     pub(super) scheme: TypeScheme,
@@ -526,6 +528,8 @@ fn page_layout(btf: &Btf) -> Result<PageLayout, ImageError> {
         list: word("lru")?,
         private: word("private")?,
         kind,
+        // As long as free lists did not keep to the types of pageblocks.
+        index: if btf.find("zone", "nr_free_highatomic").is_some() { None } else { Some(word("index")?) },
         compound,
         scheme,
         order,

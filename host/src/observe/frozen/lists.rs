@@ -144,7 +144,8 @@ impl Walk<'_, '_> {
             let class = PageClass::new(Kind::Pcp, Part::Head, order).on_list(index % PCP_TYPES);
             let (pfns, broken) =
                 self.list(at(layout.lists + index * 16), Place::Pcp(number, index), class, 0)?;
-            result.lists.push(PcpList { order, pfns, broken });
+            let types = self.noted_types(&pfns);
+            result.lists.push(PcpList { order, pfns, types, broken });
         }
         let stat = |offset: usize| Some(space.u8(stats.wrapping_add(offset as u64))?.cast_signed());
         let diffs = match layout.diffs {
@@ -155,6 +156,13 @@ impl Walk<'_, '_> {
             None => Vec::new(),
         };
         Ok(Cpu { number, online, pcp: result, diffs, threshold: layout.threshold.and_then(stat) })
+    }
+
+    /// The types that pages were put on a per-CPU list with (get_pcppage_migratetype()).
+    fn noted_types(&self, pfns: &[u32]) -> Vec<u8> {
+        let Some(index) = self.kernel.page.index else { return Vec::new() };
+        let noted = |pfn: &u32| self.map.page((*pfn).into()).map_or(0, |page| word(page, index) as u8);
+        pfns.iter().map(noted).collect()
     }
 
     /// The singly linked list of pages that wait for the zone's lock; each holds its order (mm/page_alloc.c,

@@ -264,12 +264,15 @@ pub struct Pcp {
 }
 
 /// A per-CPU list.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct PcpList {
     /// Order of its pages.
     pub order: u32,
     /// First pfns, head first.
     pub pfns: Vec<u32>,
+    /// Numbers of the types that the pages were put there with, which need no longer be those of their pageblocks: where
+    /// free lists do not keep to them, and nothing elsewhere.
+    pub types: Vec<u8>,
     /// Whether the walk had to be given up.
     pub broken: bool,
 }

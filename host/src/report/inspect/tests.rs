@@ -103,8 +103,8 @@ fn state() -> State {
             alloc_factor: Some(1),
             free_count: Some(3),
             lists: vec![
-                PcpList { order: 0, pfns: pfns.to_vec(), broken: false },
-                PcpList { order: 9, pfns: Vec::new(), broken: false },
+                PcpList { order: 0, pfns: pfns.to_vec(), ..PcpList::default() },
+                PcpList { order: 9, ..PcpList::default() },
             ],
         },
         diffs,
